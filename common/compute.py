@@ -1,0 +1,81 @@
+"""One written cost model for every branch: 2·N FLOPs per token of a forward pass or of sampling, 6·N per trained token.
+
+N counts all parameters of the policy. The constants are those of Kaplan et al. 2020, section 2.1 (2·N forward, twice
+that for the backward pass); attention's share is left out, as it is small at the lengths used here.
+"""
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+FORWARD_FLOPS = 2
+TRAIN_FLOPS = 6
+
+
+@dataclass(frozen=True)
+class Budget:
+    """How long a branch may train: FLOPs under the cost model, optimizer-loop steps, or whichever ends first."""
+
+    flops: float | None = None
+    steps: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.flops is None and self.steps is None:
+            raise ValueError("Budget needs flops, steps or both; it was given neither.")
+        for key, value in (("flops", self.flops), ("steps", self.steps)):
+            if value is not None and (not math.isfinite(value) or value < 0):
+                raise ValueError(f"Budget {key}={value} must be a finite number of at least 0.")
+
+
+class Meter:
+    """Counts the tokens a model of `parameters` weights has processed, and their FLOPs."""
+
+    def __init__(self, parameters: int) -> None:
+        if parameters <= 0:
+            raise ValueError(f"Meter parameters={parameters} must be positive.")
+        self.parameters = parameters
+        self.tokens_forward = 0
+        self.tokens_trained = 0
+
+    def add_forward(self, tokens: int) -> None:
+        """Count tokens of sampling, scoring or any other pass without gradient."""
+        self.tokens_forward += int(tokens)
+
+    def add_train(self, tokens: int) -> None:
+        """Count tokens of a forward and backward pass."""
+        self.tokens_trained += int(tokens)
+
+    @property
+    def flops(self) -> int:
+        """Total FLOPs so far, an exact integer so that a resumed run ends at the same step."""
+        return self.parameters * (FORWARD_FLOPS * self.tokens_forward + TRAIN_FLOPS * self.tokens_trained)
+
+    def used(self, budget: Budget, step: int) -> float:
+        """Share of the budget used after `step` finished steps, 0 to 1: the larger of the two limits' shares."""
+        shares = [0.0]
+        if budget.flops is not None:
+            shares.append(self.flops / budget.flops if budget.flops else 1.0)
+        if budget.steps is not None:
+            shares.append(step / budget.steps if budget.steps else 1.0)
+        return min(1.0, max(shares))
+
+    def exhausted(self, budget: Budget, step: int) -> bool:
+        """True when `step` finished steps or the FLOPs counted so far have reached the budget."""
+        return self.used(budget, step) >= 1.0
+
+    def state_dict(self) -> dict[str, Any]:
+        return {
+            "parameters": self.parameters,
+            "tokens_forward": self.tokens_forward,
+            "tokens_trained": self.tokens_trained,
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on from a saved count. ValueError when it was taken on a model of another size."""
+        if state["parameters"] != self.parameters:
+            raise ValueError(
+                f"The saved meter counted a model of {state['parameters']} parameters, this one has {self.parameters}; "
+                "the checkpoint belongs to another model."
+            )
+        self.tokens_forward = state["tokens_forward"]
+        self.tokens_trained = state["tokens_trained"]
