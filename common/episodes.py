@@ -1,0 +1,242 @@
+"""Many-turn episodes between a policy and text environments, and the batches that training reads.
+
+A row is built from token ids alone: the prompt's, then turn by turn the ids that were sampled and the ids of the
+environment's reply. Nothing is decoded and encoded again, and every mask comes from lengths, never from comparing ids
+with the pad or end token (the two may be equal).
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import gymnasium
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from common.rollout import Completion, sample
+from common.tokenizers import encode_feedback, encode_prompt
+
+MakeEnv = Callable[[], gymnasium.Env]
+
+
+@dataclass
+class Episode:
+    """One episode as tokens. The lists ``ids``, ``mask``, ``logps``, ``turns`` have one entry per token.
+
+    ``mask``: 1 where the policy wrote the token. ``logps``: behaviour log-probability at the sampling temperature, 0.0 on
+    other tokens. ``turns``: index of the policy's turn, -1 on other tokens. ``reward``: sum of ``turn_rewards``, the
+    environment's reward per step. ``truncated``: ended by a token or turn limit.
+    ``terminated``: the environment itself ended the task (an answer cut by the token limit may be both). ``texts``: the policy's answers, one per
+    turn, special tokens left out. ``infos``: the environment's info per step. ``tokens_forward``: tokens the sampler had
+    to process for it (the prompt of a group counts once, for the group's first member).
+    """
+
+    ids: list[int]
+    mask: list[int]
+    logps: list[float]
+    turns: list[int]
+    prompt_length: int
+    task: dict
+    group: int
+    reward: float = 0.0
+    turn_rewards: list[float] = field(default_factory=list)
+    success: bool = False
+    truncated: bool = False
+    terminated: bool = False
+    infos: list[dict] = field(default_factory=list)
+    texts: list[str] = field(default_factory=list)
+    tokens_forward: int = 0
+
+    def append(self, ids: Sequence[int], logps: Sequence[float] | None, turn: int) -> None:
+        """Adds tokens of the policy (with ``logps``) or of the environment (``logps`` None)."""
+        own = logps is not None
+        self.ids += ids
+        self.mask += [int(own)] * len(ids)
+        self.logps += logps if logps is not None else [0.0] * len(ids)
+        self.turns += [turn if own else -1] * len(ids)
+
+
+def run_episodes(
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    make_env: MakeEnv,
+    tasks: list[dict],
+    *,
+    group_size: int = 1,
+    max_turns: int = 1,
+    max_new_tokens: int = 64,
+    temperature: float = 1.0,
+    top_p: float = 1.0,
+    top_k: int = 0,
+    generator: torch.Generator | None = None,
+    batch_size: int = 1024,
+) -> list[Episode]:
+    """Plays ``group_size`` episodes of each task; returns len(tasks) * group_size episodes, task-major.
+
+    Each task goes to ``env.reset(seed=task.get("seed"), options=task)``; every episode has its own environment. A turn
+    samples up to ``max_new_tokens`` tokens. The episode ends when the environment terminates or truncates it, after
+    ``max_turns`` turns, or when the row would outgrow the model's context; an end by limit sets ``truncated``. A turn cut
+    off by ``max_new_tokens`` is still given to the environment, and leaves ``truncated`` set if it was the last.
+    ``batch_size``: most episodes in flight together.
+    """
+    if group_size < 1 or max_turns < 1 or batch_size < 1:
+        raise ValueError(f"group_size={group_size}, max_turns={max_turns} and batch_size={batch_size} must be at least 1")
+    settings = dict(max_new_tokens=max_new_tokens, temperature=temperature, top_p=top_p, top_k=top_k, generator=generator)
+    jobs = [(index, member) for index in range(len(tasks)) for member in range(group_size)]
+    episodes: list[Episode] = []
+    for start in range(0, len(jobs), batch_size):
+        chunk = jobs[start : start + batch_size]
+        episodes += _play(model, tokenizer, make_env, tasks, chunk, max_turns, settings)
+    return episodes
+
+
+def _play(model, tokenizer, make_env, tasks, jobs, max_turns: int, settings: dict[str, Any]) -> list[Episode]:
+    episodes, envs = [], []
+    for index, member in jobs:
+        env = make_env()
+        observation, _ = env.reset(seed=tasks[index].get("seed"), options=tasks[index])
+        prompt = encode_prompt(tokenizer, observation)
+        episode = Episode([], [], [], [], prompt_length=len(prompt), task=tasks[index], group=index)
+        episode.append(prompt, None, -1)
+        episode.tokens_forward = len(prompt) if member == 0 else 0
+        envs.append(env)
+        episodes.append(episode)
+    context = getattr(model.config, "max_position_embeddings", None) or 2**31
+    active = list(range(len(jobs)))
+    for turn in range(max_turns):
+        active = _drop_too_long(episodes, active, context, settings["max_new_tokens"])
+        if not active:
+            break
+        completions = sample(
+            model, [episodes[row].ids for row in active], stop_ids=[tokenizer.eos_token_id], **settings
+        )
+        going = []
+        for row, completion in zip(active, completions, strict=True):
+            if turn > 0:
+                # A later turn prefills the whole row again, which is what it costs.
+                episodes[row].tokens_forward += len(episodes[row].ids)
+            if _step(episodes[row], envs[row], completion, tokenizer, turn, last=turn + 1 == max_turns):
+                going.append(row)
+        active = going
+    for env in envs:
+        env.close()
+    return episodes
+
+
+def _drop_too_long(episodes: list[Episode], active: list[int], context: int, max_new_tokens: int) -> list[int]:
+    kept = []
+    for row in active:
+        if len(episodes[row].ids) + max_new_tokens <= context:
+            kept.append(row)
+        elif not episodes[row].texts:
+            raise ValueError(
+                f"a prompt of {len(episodes[row].ids)} tokens and max_new_tokens={max_new_tokens} "
+                f"do not fit the model's context of {context}"
+            )
+        else:
+            episodes[row].truncated = True
+    return kept
+
+
+def _step(episode: Episode, env: gymnasium.Env, completion: Completion, tokenizer, turn: int, last: bool) -> bool:
+    """Gives one answer to the environment; true when the episode goes on."""
+    episode.append(completion.ids, completion.logps, turn)
+    episode.tokens_forward += len(completion.ids)
+    text = tokenizer.decode(completion.ids, skip_special_tokens=True)
+    observation, reward, terminated, truncated, info = env.step(text)
+    value = _checked_reward(env, reward)
+    episode.texts.append(text)
+    episode.turn_rewards.append(value)
+    episode.reward += value
+    # A copy: an environment may reuse its own dictionary.
+    episode.infos.append(dict(info))
+    if "success" not in info or "reason" not in info:
+        raise ValueError(f'{_name(env)}.step() must return an info with "success" and "reason"; it has {sorted(info)}')
+    episode.success = bool(info["success"])
+    if terminated or truncated or last:
+        episode.terminated = bool(terminated)
+        episode.truncated = bool(truncated) or not completion.finished or not terminated
+        return False
+    episode.append(encode_feedback(tokenizer, observation, completion.finished), None, -1)
+    return True
+
+
+def _checked_reward(env: gymnasium.Env, reward: Any) -> float:
+    try:
+        value = float(reward) if getattr(reward, "ndim", 0) == 0 else None
+    except (TypeError, ValueError):
+        value = None
+    if value is None or value != value or value in (float("inf"), float("-inf")):
+        raise ValueError(f"{_name(env)}.step() must return one finite number as reward; it returned {reward!r}")
+    return value
+
+
+def _name(env: gymnasium.Env) -> str:
+    return type(env.unwrapped).__name__
+
+
+@dataclass
+class Batch:
+    """Right-padded rows, [B, T]: position t of ``logp``, ``mask`` and ``turn`` speaks of the token ``ids[:, t]``."""
+
+    ids_BT: Tensor
+    attention_BT: Tensor
+    mask_BT: Tensor
+    logp_BT: Tensor
+    turn_BT: Tensor
+
+
+def collate(episodes: Sequence[Episode], pad_id: int) -> Batch:
+    """Pads episodes on the right. ids, turns: int64; attention, mask: bool, true on real and on the policy's tokens."""
+    if not episodes:
+        raise ValueError("collate() needs at least one episode")
+    shape = len(episodes), max(len(episode.ids) for episode in episodes)
+    ids_BT = torch.full(shape, pad_id, dtype=torch.long)
+    turn_BT = torch.full(shape, -1, dtype=torch.long)
+    attention_BT = torch.zeros(shape, dtype=torch.bool)
+    mask_BT = torch.zeros(shape, dtype=torch.bool)
+    logp_BT = torch.zeros(shape)
+    for row, episode in enumerate(episodes):
+        length = len(episode.ids)
+        ids_BT[row, :length] = torch.tensor(episode.ids)
+        turn_BT[row, :length] = torch.tensor(episode.turns)
+        attention_BT[row, :length] = True
+        mask_BT[row, :length] = torch.tensor(episode.mask, dtype=torch.bool)
+        logp_BT[row, :length] = torch.tensor(episode.logps)
+    return Batch(ids_BT, attention_BT, mask_BT, logp_BT, turn_BT)
+
+
+def token_logprobs(
+    model: PreTrainedModel,
+    ids_BT: Tensor,
+    attention_BT: Tensor,
+    temperature: float = 1.0,
+    with_entropy: bool = False,
+    mask_BT: Tensor | None = None,
+) -> tuple[Tensor, Tensor | None]:
+    """Log-probability of each token given those before it, aligned with ``ids_BT``; position 0 is 0.0.
+
+    log_softmax(logits / temperature) over the whole vocabulary, as the sampler reports it; entropies [B, T] in nats of
+    the same distribution. ``mask_BT``: compute only these positions, all others are 0.0; by default all real tokens.
+    Positions of padding are 0.0. Padding may be on either side.
+    """
+    wanted_BT = (attention_BT if mask_BT is None else mask_BT).bool().clone()
+    wanted_BT[:, 0] = False
+    rows, columns = wanted_BT.nonzero(as_tuple=True)
+    full = bool(attention_BT.all())
+    left = not full and not bool(attention_BT[:, 0].all())
+    positions = (attention_BT.long().cumsum(-1) - 1).clamp(min=0) if left else None
+    network = model.get_base_model() if hasattr(model, "get_base_model") else model
+    # Right padding needs no mask: under causal attention nothing real sees what comes after it.
+    hidden_BTD = network.model(
+        input_ids=ids_BT, attention_mask=attention_BT.long() if left else None, position_ids=positions, use_cache=False
+    ).last_hidden_state
+    logits_NV = network.lm_head(hidden_BTD[rows, columns - 1]).float()
+    logp_NV = torch.log_softmax(logits_NV / temperature if temperature != 1.0 else logits_NV, -1)
+    logp_N = logp_NV.gather(-1, ids_BT[rows, columns][:, None])[:, 0]
+    logp_BT = torch.zeros(ids_BT.shape, device=logp_N.device).index_put((rows, columns), logp_N)
+    if not with_entropy:
+        return logp_BT, None
+    entropy_N = -(logp_NV.exp() * logp_NV).sum(-1)
+    return logp_BT, torch.zeros_like(logp_BT).index_put((rows, columns), entropy_N)

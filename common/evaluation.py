@@ -1,0 +1,64 @@
+"""Evaluation of a policy on a list of tasks: every task, several samples of each, nothing dropped and nothing counted twice."""
+
+from dataclasses import dataclass
+
+import torch
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from common.episodes import Episode, MakeEnv, run_episodes
+
+
+@dataclass
+class Evaluation:
+    """``items``: per metric one mean over samples for each task, in the order of the tasks; ``episodes``: task-major."""
+
+    items: dict[str, list[float]]
+    episodes: list[Episode]
+    samples: int
+
+    def mean(self, metric: str) -> float:
+        """Mean over tasks of the per-task means; n is the number of tasks."""
+        return sum(self.items[metric]) / len(self.items[metric])
+
+
+def evaluate_tasks(
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    make_env: MakeEnv,
+    tasks: list[dict],
+    *,
+    samples: int = 1,
+    max_turns: int = 1,
+    max_new_tokens: int = 64,
+    temperature: float = 1.0,
+    generator: torch.Generator | None = None,
+    batch_size: int = 1024,
+) -> Evaluation:
+    """Plays ``samples`` episodes of every task and returns per-task means of success, reward, first_success and truncated.
+
+    ``success``: the environment's verdict at the end of the episode; ``first_success``: after the first answer. The last
+    batch may be short, it is played all the same; greedy results do not depend on ``batch_size``. Raises ValueError when
+    there is no task.
+    """
+    if not tasks:
+        raise ValueError("evaluate_tasks() got no tasks")
+    episodes = run_episodes(
+        model,
+        tokenizer,
+        make_env,
+        tasks,
+        group_size=samples,
+        max_turns=max_turns,
+        max_new_tokens=max_new_tokens,
+        temperature=temperature,
+        generator=generator,
+        batch_size=batch_size,
+    )
+    items: dict[str, list[float]] = {"success": [], "first_success": [], "reward": [], "truncated": []}
+    for start in range(0, len(episodes), samples):
+        group = episodes[start : start + samples]
+        items["success"].append(sum(episode.success for episode in group) / samples)
+        items["first_success"].append(sum(bool(episode.infos[0]["success"]) for episode in group) / samples)
+        items["reward"].append(sum(episode.reward for episode in group) / samples)
+        items["truncated"].append(sum(episode.truncated for episode in group) / samples)
+    return Evaluation(items, episodes, samples)
