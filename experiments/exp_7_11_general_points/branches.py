@@ -1,0 +1,195 @@
+"""From nothing to a trained arm: base, start, over-trained start, and the branches that leave the start at equal compute."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from common.checkpoints import load_model, save_model
+from common.compute import Budget, Meter
+from common.config import load_algo
+from common.episodes import Episode, run_episodes
+from common.files import read_json, write_json
+from common.grpo import train_grpo
+from common.lora import add_adapter, learning_rate
+from common.models import build_decoder, parameter_count
+from common.ppo import train_ppo
+from common.runlog import RunLog
+from common.seeding import generator, python_random
+from common.sft import SftBatch, pad_rows, train_sft
+from common.stages import stage
+from experiments.exp_7_11_general_points import data, hands
+from experiments.exp_7_11_general_points.evaluate import Evaluator
+from experiments.exp_7_11_general_points.settings import Branch, Settings
+
+HERE = "experiments.exp_7_11_general_points."
+TEXT_CODE = [HERE + "data", HERE + "hands", HERE + "prompts", "common.tokenizers", "common.seeding"]
+SFT_CODE = [*TEXT_CODE, "common.sft", "common.muon", "common.models", "common.lora"]
+
+
+def stage_log(settings: Settings, folder: Path, name: str, seed: int) -> RunLog:
+    """The log of a shared stage, in its own folder."""
+    labels = {"experiment": settings.experiment, "scale": settings.scale, "variant": settings.variant}
+    return RunLog(folder, {**labels, "arm": name, "seed": seed}, tracker="none")
+
+
+def base_stage(settings: Settings, base_seed: int, prior: str) -> Path:
+    """Folder with the base under ``model``: pre-trained on the generic corpus, or the given model as it is."""
+    reading = settings.priors[prior]
+    shares = settings.corpus
+    scale = (1 - reading) / (1 - shares.reading)
+    corpus = replace(
+        shares,
+        reading=reading,
+        full=shares.full * scale,
+        make4=shares.make4 * scale,
+        make3=shares.make3 * scale,
+        facts=shares.facts * scale,
+    )
+
+    def build(folder: Path) -> None:
+        tokenizer = data.build_tokenizer()
+        model = build_decoder(settings.model, tokenizer, base_seed, data.number_tokens(tokenizer))
+        texts = data.Corpus(data.Encoder(tokenizer), corpus, base_seed)
+        with stage_log(settings, folder, "base", base_seed) as log:
+            train_sft(
+                model,
+                lambda step: texts.batch(step, settings.pretraining.batch_size),
+                settings.pretraining,
+                budget=Budget(steps=settings.pretraining_steps),
+                log=log,
+                folder=folder,
+            )
+        save_model(model, tokenizer, folder / "model")
+        (folder / "state.pt").unlink()
+
+    def copy(folder: Path) -> None:
+        save_model(*load_model(str(settings.model_path), dtype=settings.dtype), folder / "model")
+
+    root = Path(settings.runs_dir) / "stages"
+    if settings.model_path is not None:
+        return stage("base", copy, config=[settings.model_path, settings.dtype], modules=["common.checkpoints"], root=root)
+    config = [settings.model, corpus, settings.pretraining, settings.pretraining_steps, base_seed, settings.threads]
+    return stage("base", build, config=config, modules=SFT_CODE, root=root)
+
+
+def sft_stage(settings: Settings, base: Path, split_seed: int, name: str, kind: str, steps: int) -> Path:
+    """Folder with ``model``: the base after some SFT steps on the split's training hands (an adapter is merged in)."""
+
+    def build(folder: Path) -> None:
+        model, tokenizer = load_model(base / "model", settings.device, settings.dtype)
+        model = add_adapter(model, settings.lora, "sft", split_seed)
+        config = replace(settings.start, lr=learning_rate(settings.start.lr, settings.lora))
+        batch_at = demonstration_batches(settings, tokenizer, split_seed, kind, split_seed, config.batch_size)
+        with stage_log(settings, folder, name, split_seed) as log:
+            train_sft(model, batch_at, config, budget=Budget(steps=steps), log=log, folder=folder)
+        save_model(model.merge_and_unload() if settings.lora.enabled else model, tokenizer, folder / "model")
+        (folder / "state.pt").unlink()
+
+    config = [settings.start, settings.lora, settings.trace, settings.train_hands, kind, steps, split_seed, settings.dtype]
+    root = Path(settings.runs_dir) / "stages"
+    return stage(name, build, config=config, modules=SFT_CODE, inputs=[base], root=root)
+
+
+def train_hands(settings: Settings, split_seed: int) -> tuple[tuple[int, ...], ...]:
+    """The training hands of a split, or the first ``train_hands`` of them."""
+    return hands.splits(split_seed).train[: settings.train_hands]
+
+
+def demonstration_batches(
+    settings: Settings, tokenizer: Any, split_seed: int, kind: str, seed: int, count: int
+) -> Callable[[int], SftBatch]:
+    """step -> batch of worked answers."""
+    encode = data.demonstration_encoder(tokenizer)
+    demos = data.Demonstrations(train_hands(settings, split_seed), encode, kind, settings.trace, tokenizer.eos_token)
+    return lambda step: pad_rows(demos.rows(seed, step, count), tokenizer.pad_token_id)
+
+
+def train_branch(
+    settings: Settings, branch: Branch, start: Path, split_seed: int, seed: int, folder: Path, log: RunLog, evaluator: Evaluator
+) -> tuple[Any, Meter]:
+    """The trained model of an arm and the compute it used, which ends at the budget whatever the method."""
+    model, tokenizer = load_model(start / "model", settings.device, settings.dtype)
+    if branch.method == "none":
+        return model, Meter(parameter_count(model))
+    model = add_adapter(model, settings.lora, "rl" if branch.method == "rl" else "sft", seed)
+    whole = branch.budget * settings.branch_flops
+    budget = Budget(flops=whole)
+    points: dict[str, Any] = {
+        "evaluate": lambda step, flops: evaluator.curve(model, round(100 * flops / whole)),
+        "evaluate_every_flops": whole / settings.evaluation.points,
+    }
+    if branch.method == "rl":
+        meter = _train_rl(settings, branch, model, tokenizer, split_seed, seed, budget, folder, log, evaluator, points)
+        return model, meter
+    config = replace(settings.sft, lr=learning_rate(settings.algo.get("lr") or branch.lr or settings.sft.lr, settings.lora))
+    if branch.method == "sft":
+        batch_at = demonstration_batches(settings, tokenizer, split_seed, branch.demonstrations, seed, config.batch_size)
+        return model, train_sft(model, batch_at, config, budget=budget, log=log, folder=folder, **points)
+    rows, spent = verified_samples(settings, model, tokenizer, split_seed, seed, folder, evaluator)
+    batch_at = _row_batches(rows, tokenizer.pad_token_id, seed, config.batch_size)
+    points["evaluate"] = lambda step, flops: evaluator.curve(model, round(100 * (spent.flops + flops) / whole))
+    left = Budget(flops=max(0.0, whole - spent.flops))
+    meter = train_sft(model, batch_at, config, budget=left, log=log, folder=folder, **points)
+    meter.add_forward(spent.tokens_forward)
+    return model, meter
+
+
+def _train_rl(settings, branch, model, tokenizer, split_seed, seed, budget, folder, log, evaluator, points) -> Meter:
+    lr = {} if branch.lr is None else {"lr": learning_rate(branch.lr, settings.lora)}
+    own = {"max_new_tokens": settings.max_new_tokens, "max_turns": branch.iterations, **lr, **branch.changes}
+    algo = load_algo(branch.algo, own, settings.algo)
+    train = train_hands(settings, split_seed)
+    loop = train_ppo if algo.name == "ppo" else train_grpo
+    return loop(
+        model,
+        tokenizer,
+        evaluator.make_env,
+        lambda step, count: data.training_tasks(train, seed, step, count),
+        algo,
+        seed=seed,
+        budget=budget,
+        log=log,
+        folder=folder,
+        **points,
+    )
+
+
+def verified_samples(
+    settings: Settings, model: Any, tokenizer: Any, split_seed: int, seed: int, folder: Path, evaluator: Evaluator
+) -> tuple[list[data.Row], Meter]:
+    """RFT's data: the start's own right answers on training hands, distinct per hand and capped, and what sampling cost.
+
+    ``rft_samples`` answers per hand; of each hand at most ``rft_keep`` with different formulas, the first ones sampled.
+    """
+    meter, file = Meter(parameter_count(model)), folder / "samples.json"
+    if (saved := read_json(file)) is not None:
+        meter.add_forward(saved["tokens_forward"])
+        return [(ids, mask) for ids, mask in saved["rows"]], meter
+    train = train_hands(settings, split_seed)
+    episodes: list[Episode] = run_episodes(
+        model,
+        tokenizer,
+        evaluator.make_env,
+        data.evaluation_tasks(train, hands.TRAINING_RULE, seed, 1),
+        group_size=settings.rft_samples,
+        max_new_tokens=settings.max_new_tokens,
+        generator=generator(seed, "rft"),
+    )
+    rows: list[data.Row] = []
+    kept: dict[int, set[str]] = {}
+    for episode in episodes:
+        formulas = kept.setdefault(episode.group, set())
+        formula = episode.texts[0].rsplit('"formula"', 1)[-1]
+        if episode.success and formula not in formulas and len(formulas) < settings.rft_keep:
+            formulas.add(formula)
+            rows.append((episode.ids, episode.mask))
+    meter.add_forward(sum(episode.tokens_forward for episode in episodes))
+    if not rows:
+        raise RuntimeError(f"none of the start's {len(episodes)} answers is right, so RFT has no data; lengthen the start")
+    write_json(file, {"tokens_forward": meter.tokens_forward, "rows": rows})
+    return rows, meter
+
+
+def _row_batches(rows: list[data.Row], pad_id: int, seed: int, count: int) -> Callable[[int], SftBatch]:
+    return lambda step: pad_rows(python_random(seed, "rft", step).choices(rows, k=count), pad_id)

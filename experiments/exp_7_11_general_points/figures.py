@@ -1,0 +1,43 @@
+"""The figures of 7-11, from records alone."""
+
+from pathlib import Path
+
+from common.records import Record
+from common.report.figures import bars, curve
+
+LABELS = {
+    "start": "start",
+    "sft_one": "SFT, one solution",
+    "sft_diverse": "SFT, diverse",
+    "rft": "RFT, own samples",
+    "ppo": "PPO",
+    "grpo": "GRPO",
+}
+PUBLISHED = {"start": 0.115, "sft_one": 0.034, "ppo": 0.150}
+
+
+def figures(records: list[Record], folder: Path) -> list[str]:
+    """Success in and out of distribution at the end and along the way, and what goes wrong under the unseen rule."""
+    arms = list(dict.fromkeys(row["arm"] for row in records))
+    share = {"labels": LABELS, "x_label": "compute of the branch, percent"}
+    names = [
+        bars(
+            records, "ood", "success", arms, folder / "ood.svg", book=PUBLISHED, labels=LABELS,
+            title="Success under the unseen rule J, Q, K = 11, 12, 13 (diamonds: the book, an 11 B model)",
+        ),
+        bars(
+            records, "id", "success", arms, folder / "id.svg", labels=LABELS,
+            title="Success on new hands under the training rule J = Q = K = 10",
+        ),
+    ]  # fmt: skip
+    trained = [arm for arm in arms if any(row["arm"] == arm and not row["final"] for row in records)]
+    for split, rule in (("ood", "unseen rule"), ("id", "training rule")):
+        title = f"Success under the {rule} along training, on some of the hands"
+        names.append(curve(records, split, "success", trained, folder / f"curve-{split}.svg", title=title, **share))
+    names.append(
+        bars(
+            records, "ood", "recognition", arms, folder / "recognition.svg", labels=LABELS,
+            title="Answers whose number list is right under the unseen rule",
+        )
+    )  # fmt: skip
+    return names

@@ -1,0 +1,119 @@
+"""Experiment 7-11: from a base model to the records of every arm.
+
+    python -m experiments.exp_7_11_general_points.run scale=laptop seeds=5
+
+A cell is an arm under a seed. Seed s uses base s mod `bases` and hand split (s div bases) mod `splits`, so that the
+report's intervals cover other bases and other splits; arms of one seed share both, and the tasks they are tested on.
+"""
+
+from functools import partial
+from pathlib import Path
+
+from common.checkpoints import load_model, save_model
+from common.config import cli, result_folder, run_folder, seed_list
+from common.jobs import Cell, Job, cell_folder, complete_cell, run_jobs
+from common.provenance import collect
+from common.report.build import build
+from common.runlog import RunLog
+from common.stages import fingerprint
+from experiments.exp_7_11_general_points import branches
+from experiments.exp_7_11_general_points.evaluate import Evaluator
+from experiments.exp_7_11_general_points.figures import figures
+from experiments.exp_7_11_general_points.settings import Settings
+
+NUMBER = "7-11"
+TITLE = "GeneralPoints (text): does RL generalise where SFT memorises?"
+CLAIMS = Path(__file__).with_name("claims.yaml")
+CODE = [
+    *branches.SFT_CODE,
+    *(branches.HERE + name for name in ("branches", "env", "evaluate", "grading", "run")),
+    *(f"common.{name}" for name in ("advantages", "episodes", "grpo", "loop", "losses", "policy", "ppo", "rollout")),
+    *(f"common.verifiers.{name}" for name in ("answers", "expressions")),
+]
+
+
+def origin(settings: Settings, seed: int) -> tuple[int, int]:
+    """(base seed, split seed) of a seed; report seeds and tuning seeds share neither."""
+    hundred = seed // 100 * 100
+    place = seed - hundred
+    return hundred + place % settings.bases, hundred + place // settings.bases % settings.splits
+
+
+def start_of(settings: Settings, arm: str, seed: int) -> tuple[Path, list[Path]]:
+    """The folder an arm starts from, and all stages that led to it."""
+    branch = settings.branches[arm]
+    base_seed, split_seed = origin(settings, seed)
+    base = branches.base_stage(settings, base_seed, branch.prior)
+    if branch.start == "base":
+        return base, [base]
+    start = branches.sft_stage(settings, base, split_seed, "start", "diverse", settings.start_steps)
+    if branch.start == "start":
+        return start, [base, start]
+    overfit = branches.sft_stage(settings, start, split_seed, "overfit", "one", settings.overfit_steps)
+    return overfit, [base, start, overfit]
+
+
+def build_stage(settings: Settings, arm: str, seed: int) -> dict:
+    """Job: what an arm starts from, before the cells that share it."""
+    return {"stages": [str(folder) for folder in start_of(settings, arm, seed)[1]]}
+
+
+def run_cell(settings: Settings, arm: str, seed: int) -> dict:
+    """Job: one arm under one seed, from its start to its final records and saved model."""
+    start, stages = start_of(settings, arm, seed)
+    folder = cell_folder(run_folder(settings), Cell(arm, seed))
+    key = fingerprint([settings.branches[arm], _result_keys(settings), seed], CODE, [start])
+    complete_cell(folder, key, partial(train_and_evaluate, settings, arm, seed, start, folder))
+    return {"stages": [str(path) for path in stages]}
+
+
+def _result_keys(settings: Settings) -> dict:
+    """The settings that an arm's numbers depend on, beside its own branch and the stages."""
+    skipped = ("seeds", "first_seed", "arms", "study", "workers", "tracker", "runs_dir", "results_dir", "selection")
+    return {key: value for key, value in vars(settings).items() if key not in (*skipped, "branches")}
+
+
+def train_and_evaluate(settings: Settings, arm: str, seed: int, start: Path, folder: Path) -> None:
+    """The cell itself: train the branch, measure it, keep its model."""
+    branch, split_seed = settings.branches[arm], origin(settings, seed)[1]
+    labels = {"experiment": NUMBER, "scale": settings.scale, "variant": settings.variant, "arm": arm, "seed": seed}
+    with RunLog(folder, labels, tracker=settings.tracker) as log:
+        reference, tokenizer = load_model(start / "model", settings.device, settings.dtype)
+        evaluator = Evaluator(settings, tokenizer, log, split_seed, seed, branch.iterations, branch.leak)
+        model, meter = branches.train_branch(settings, branch, start, split_seed, seed, folder, log, evaluator)
+        save_model(model, tokenizer, folder / "model")
+        evaluator.final(model, reference)
+        log.cost(flops=meter.flops, tokens_forward=meter.tokens_forward, tokens_trained=meter.tokens_trained)
+
+
+def main(settings: Settings) -> int:
+    """Runs the chosen cells on the worker processes, gathers them and writes the report; 1 if a cell failed."""
+    cells = [Cell(arm, seed) for seed in seed_list(settings) for arm in settings.chosen()]
+    where = "experiments.exp_7_11_general_points.run:"
+    starts = {}
+    for cell in cells:
+        branch = settings.branches[cell.arm]
+        starts.setdefault((origin(settings, cell.seed), branch.prior, branch.start), cell)
+    jobs = [
+        Job(f"start of {cell.name}", where + "build_stage", {"settings": settings, "arm": cell.arm, "seed": cell.seed})
+        for cell in starts.values()
+    ]
+    jobs += [Job(c.name, where + "run_cell", {"settings": settings, "arm": c.arm, "seed": c.seed}) for c in cells]
+    stages: dict[str, None] = {}
+    folder = run_folder(settings)
+
+    def on_done(job: Job, result: dict | None) -> None:
+        stages.update(dict.fromkeys((result or {}).get("stages", [])))
+
+    failures = run_jobs(jobs, workers=settings.workers, threads=settings.threads, on_done=on_done, logs=folder / "logs")
+    for failure in failures:
+        print(f"failed: {failure.name}: {failure.error}")
+    results = result_folder(settings)
+    collect(folder, cells, results, settings=settings, failures=failures, stages=[Path(s) for s in sorted(stages)])
+    build(results, CLAIMS, figures, None)
+    print(f"report: {results / 'report.md'}")
+    return 1 if failures else 0
+
+
+if __name__ == "__main__":
+    cli(NUMBER, Settings, main)

@@ -1,0 +1,90 @@
+"""The configuration of 7-11 as types; values and their meaning stand in conf/experiment/7-11/."""
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from common.config import Common
+from common.lora import LoraSettings
+from common.models import DecoderConfig
+from common.schema import ConfigError, one_of, within
+from common.sft import SftConfig
+from experiments.exp_7_11_general_points.data import CorpusConfig
+
+
+@dataclass(frozen=True)
+class Branch:
+    """What an arm does after the common start. ``budget``: multiple of ``branch_flops``."""
+
+    method: str
+    study: str = "main"
+    start: str = "start"
+    demonstrations: str = "one"
+    lr: float | None = None
+    algo: str = "grpo"
+    changes: dict[str, Any] = field(default_factory=dict)
+    budget: float = 1.0
+    iterations: int = 1
+    leak: bool = False
+    prior: str = "medium"
+
+
+@dataclass(frozen=True)
+class EvaluationConfig:
+    """``orders``: card orders per hand at the end; ``curve_orders`` and ``curve_hands`` along the way."""
+
+    orders: int = 5
+    curve_orders: int = 1
+    curve_hands: int = 200
+    points: int = 4
+    temperature: float = 1.0
+
+
+@dataclass(kw_only=True)
+class Settings(Common):
+    """All keys of the experiment."""
+
+    model_path: str | None
+    model: DecoderConfig
+    lora: LoraSettings
+    bases: int
+    splits: int
+    corpus: CorpusConfig
+    priors: dict[str, float]
+    pretraining: SftConfig
+    pretraining_steps: int
+    start: SftConfig
+    start_steps: int
+    overfit_steps: int
+    sft: SftConfig
+    rft_samples: int
+    rft_keep: int
+    trace: bool
+    reward: str
+    max_new_tokens: int
+    branch_flops: float
+    train_hands: int | None
+    evaluation: EvaluationConfig
+    branches: dict[str, Branch]
+
+    def check(self) -> None:
+        """Raises ConfigError on values that cannot work together."""
+        super().check()
+        for key in ("bases", "splits", "pretraining_steps", "start_steps", "rft_samples", "rft_keep", "max_new_tokens"):
+            within(key, getattr(self, key), 1)
+        within("branch_flops", self.branch_flops, 0, above=True)
+        one_of("reward", self.reward, ("ladder", "outcome"))
+        for name, branch in self.branches.items():
+            one_of(f"branches.{name}.method", branch.method, ("none", "sft", "rft", "rl"))
+            one_of(f"branches.{name}.study", branch.study, ("main", "ablation"))
+            one_of(f"branches.{name}.start", branch.start, ("base", "start", "overfit"))
+            one_of(f"branches.{name}.demonstrations", branch.demonstrations, ("one", "diverse"))
+            one_of(f"branches.{name}.prior", branch.prior, self.priors)
+            within(f"branches.{name}.iterations", branch.iterations, 1, 10)
+        for arm in self.arms or []:
+            one_of("arms", arm, self.branches)
+        if self.model_path is not None and self.lora.enabled is False and self.scale == "laptop":
+            raise ConfigError("model_path is for scale=gpu; at laptop scale the model is built and pre-trained here.")
+
+    def chosen(self) -> list[str]:
+        """The arms of the run: those named, else all of the study."""
+        return self.arms or [name for name, branch in self.branches.items() if branch.study == self.study]
