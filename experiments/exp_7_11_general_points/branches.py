@@ -35,17 +35,7 @@ def stage_log(settings: Settings, folder: Path, name: str, seed: int) -> RunLog:
 
 def base_stage(settings: Settings, base_seed: int, prior: str) -> Path:
     """Folder with the base under ``model``: pre-trained on the generic corpus, or the given model as it is."""
-    reading = settings.priors[prior]
-    shares = settings.corpus
-    scale = (1 - reading) / (1 - shares.reading)
-    corpus = replace(
-        shares,
-        reading=reading,
-        full=shares.full * scale,
-        make4=shares.make4 * scale,
-        make3=shares.make3 * scale,
-        facts=shares.facts * scale,
-    )
+    corpus = settings.prior_corpus(prior)
 
     def build(folder: Path) -> None:
         tokenizer = data.build_tokenizer()

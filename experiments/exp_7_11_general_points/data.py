@@ -84,8 +84,10 @@ def play_to_other_target(count: int, stream: random.Random, small_share: float) 
             return values, steps
 
 
-def random_rule(stream: random.Random, hold_out: bool) -> hands.Rule:
-    """What J, Q, K count as: one number for all three in 30 % of the cases, else three of 1..13."""
+def random_rule(stream: random.Random, hold_out: bool, drawn_share: float = 1.0) -> hands.Rule:
+    """What J, Q, K count as: 10 by convention, or in ``drawn_share`` of the cases drawn from 1..13 (30 % one for all)."""
+    if stream.random() >= drawn_share:
+        return hands.TRAINING_RULE
     while True:
         rule = stream.choices(range(1, 14), k=3)
         if stream.random() < 0.3:
@@ -96,14 +98,20 @@ def random_rule(stream: random.Random, hold_out: bool) -> hands.Rule:
 
 @dataclass(frozen=True)
 class CorpusConfig:
-    """Shares of the rows of a pre-training batch; ``small_share`` thins targets below 13, which random play favours."""
+    """Shares of the rows of a pre-training batch, which sum to 1, and how they are drawn.
 
-    full: float = 0.5
-    make4: float = 0.2
-    reading: float = 0.15
+    ``small_share`` thins targets below 13, which random play favours; ``drawn_rules`` is the share of full documents
+    whose card rule is drawn, the others state J = Q = K = 10.
+    """
+
+    full: float = 0.45
+    make4: float = 0.25
+    reading: float = 0.08
     make3: float = 0.07
-    facts: float = 0.08
+    facts: float = 0.15
+    retry: float = 0.0
     small_share: float = 0.4
+    drawn_rules: float = 0.5
     row_tokens: int = 60
 
 
@@ -112,8 +120,8 @@ class Corpus:
 
     def __init__(self, encoder: Encoder, config: CorpusConfig, seed: int) -> None:
         self.encode, self.config, self.seed = encoder, config, seed
-        self.kinds = [self.full, self.make4, self.reading, self.make3, self.facts]
-        shares = np.array([config.full, config.make4, config.reading, config.make3, config.facts])
+        self.kinds = [self.full, self.make4, self.reading, self.make3, self.facts, self.retry]
+        shares = np.array([config.full, config.make4, config.reading, config.make3, config.facts, config.retry])
         if abs(shares.sum() - 1) > 1e-6 or (shares < 0).any():
             raise ValueError(f"the corpus shares {shares.tolist()} must be non-negative and sum to 1")
         self.bounds = np.cumsum(shares)
@@ -123,7 +131,7 @@ class Corpus:
         stream = python_random(self.seed, "corpus", step)
         kinds = np.searchsorted(self.bounds, (np.arange(rows) + stream.random()) / rows)
         made = [self.kinds[min(kind, len(self.kinds) - 1)](stream) for kind in kinds]
-        limit = self.config.row_tokens
+        limit = self.config.row_tokens if self.config.retry == 0 else 6 * self.config.row_tokens
         return pad_rows([(ids[:limit], mask[:limit]) for ids, mask in made], self.encode.tokenizer.pad_token_id)
 
     def _document(self, context: str, answer: str) -> Row:
@@ -134,19 +142,36 @@ class Corpus:
     def _pack(self, documents: list[Row]) -> Row:
         return [i for ids, _ in documents for i in ids], [m for _, mask in documents for m in mask]
 
-    def full(self, stream: random.Random) -> Row:
-        """The task's own layout with another target: prompt, then cards, numbers, trace and formula."""
+    def _deal(self, stream: random.Random):
+        """(cards, rule, values, steps, target) of a play on a random hand under a random rule."""
         while True:
-            rule = random_rule(stream, hold_out=True)
+            rule = random_rule(stream, hold_out=True, drawn_share=self.config.drawn_rules)
             cards = hands.cards_of(stream.choices(range(1, 14), k=4))
             values = hands.card_values(cards, rule)
             steps = random_play(list(values), stream)
             if steps is None or steps[-1][3] in (0, hands.TARGET):
                 continue
-            target = steps[-1][3]
-            if target > 12 or stream.random() < self.config.small_share:
-                prompt = prompts.prompt(cards, target, rule, trace=True)
-                return self._document(prompt, prompts.answer(cards, values, steps, target))
+            if steps[-1][3] > 12 or stream.random() < self.config.small_share:
+                return cards, rule, values, steps, steps[-1][3]
+
+    def full(self, stream: random.Random) -> Row:
+        """The task's own layout with another target: prompt, then cards, numbers, trace and formula."""
+        cards, rule, values, steps, target = self._deal(stream)
+        return self._document(
+            prompts.prompt(cards, target, rule, trace=True), prompts.answer(cards, values, steps, target)
+        )
+
+    def retry(self, stream: random.Random) -> Row:
+        """A full document in which one to four wrong answers and their feedback stand before the right one."""
+        cards, rule, values, steps, target = self._deal(stream)
+        ids = [self.encode.bos, *self.encode(prompts.prompt(cards, target, rule, trace=True))]
+        again = self.encode(prompts.feedback(cards, "no_solution"))
+        for _ in range(stream.randint(1, 4)):
+            wrong = random_play(list(values), stream)
+            if wrong is not None and wrong[-1][3] != target:
+                ids += [*self.encode(prompts.answer(cards, values, wrong, target)), self.encode.eos, *again]
+        right = [*self.encode(prompts.answer(cards, values, steps, target)), self.encode.eos]
+        return [*ids, *right], [0] * len(ids) + [1] * len(right)
 
     def _make(self, count: int, stream: random.Random) -> Row:
         values, steps = play_to_other_target(count, stream, self.config.small_share)

@@ -6,7 +6,7 @@ from typing import Any
 from common.config import Common
 from common.lora import LoraSettings
 from common.models import DecoderConfig
-from common.schema import ConfigError, one_of, within
+from common.schema import ConfigError, build, one_of, within
 from common.sft import SftConfig
 from experiments.exp_7_11_general_points.data import CorpusConfig
 
@@ -49,7 +49,7 @@ class Settings(Common):
     bases: int
     splits: int
     corpus: CorpusConfig
-    priors: dict[str, float]
+    priors: dict[str, dict[str, float]]
     pretraining: SftConfig
     pretraining_steps: int
     start: SftConfig
@@ -73,6 +73,8 @@ class Settings(Common):
             within(key, getattr(self, key), 1)
         within("branch_flops", self.branch_flops, 0, above=True)
         one_of("reward", self.reward, ("ladder", "outcome"))
+        for prior in self.priors:
+            self.prior_corpus(prior)
         for name, branch in self.branches.items():
             one_of(f"branches.{name}.method", branch.method, ("none", "sft", "rft", "rl"))
             one_of(f"branches.{name}.study", branch.study, ("main", "ablation"))
@@ -84,6 +86,10 @@ class Settings(Common):
             one_of("arms", arm, self.branches)
         if self.model_path is not None and self.lora.enabled is False and self.scale == "laptop":
             raise ConfigError("model_path is for scale=gpu; at laptop scale the model is built and pre-trained here.")
+
+    def prior_corpus(self, prior: str) -> CorpusConfig:
+        """The pre-training corpus with a prior's changes; ConfigError where a key of it is unknown."""
+        return build(CorpusConfig, {**vars(self.corpus), **self.priors[prior]}, f"priors.{prior}")
 
     def chosen(self) -> list[str]:
         """The arms of the run: those named, else all of the study."""
