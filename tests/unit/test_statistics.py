@@ -73,14 +73,18 @@ def test_e03_standard_errors_belong_to_their_estimator():
 
 
 def test_e03_a_rate_of_zero_or_one_never_has_zero_width():
-    single_trials = estimate(Sample({seed: 0.0 for seed in range(20)}), rate=True)
+    single_trials = estimate(Sample(dict.fromkeys(range(20), 0.0)), rate=True)
     assert (single_trials.low, single_trials.high) == pytest.approx((0.0, 0.16112516), abs=1e-8)
     items = {seed: [1.0] * 50 for seed in range(5)}
-    with_items = estimate(Sample({seed: 1.0 for seed in range(5)}, items), rate=True)
+    with_items = estimate(Sample(dict.fromkeys(range(5), 1.0), items), rate=True)
     assert (with_items.low, with_items.high) == pytest.approx(wilson(50, 50))
-    gap = difference(Sample({s: 1.0 for s in range(20)}), Sample({s: 0.0 for s in range(20)}), rate=True)
+    gap = difference(Sample(dict.fromkeys(range(20), 1.0)), Sample(dict.fromkeys(range(20), 0.0)), rate=True)
     assert gap.low == pytest.approx(1 - math.hypot(0.16112516, 0.16112516), abs=1e-7)
     assert gap.high == 1.0
+    none = {seed: [0.0] * 300 for seed in range(5)}
+    zeros = Sample(dict.fromkeys(none, 0.0), none)
+    both_zero = difference(zeros, zeros, rate=True)
+    assert (both_zero.low, both_zero.high) == pytest.approx((-0.01264, 0.01264), abs=1e-4)
 
 
 def test_e05_planted_duplicate_is_counted_by_canonical_key():
@@ -117,7 +121,9 @@ def test_pairing_by_seed_removes_what_seeds_share():
 
 def _crossed(rng, seeds, items, effect=0.0, seed_sd=0.0, item_sd=0.2, noise=0.3):
     seed_part = rng.normal(0.0, seed_sd, size=(seeds, 1)) if seed_sd else np.zeros((seeds, 1))
-    matrix = effect + seed_part + rng.normal(0.0, item_sd, size=(1, items)) + rng.normal(0.0, noise, size=(seeds, items))
+    matrix = (
+        effect + seed_part + rng.normal(0.0, item_sd, size=(1, items)) + rng.normal(0.0, noise, size=(seeds, items))
+    )
     return Sample({s: float(matrix[s].mean()) for s in range(seeds)}, {s: list(matrix[s]) for s in range(seeds)})
 
 
@@ -178,8 +184,12 @@ def test_verdicts_three_ways_and_at_the_edges():
 @pytest.mark.parametrize(("seeds", "seed_sd"), [(3, 0.05), (5, 0.05), (5, 0.0), (10, 0.02)])
 def test_a_null_effect_stays_undecided_and_a_planted_one_is_found(seeds, seed_sd):
     rng = np.random.default_rng(5)
-    null = [difference(_crossed(rng, seeds, 60, 0.0, seed_sd), _crossed(rng, seeds, 60, 0.0, seed_sd)) for _ in range(200)]
+    null = [
+        difference(_crossed(rng, seeds, 60, 0.0, seed_sd), _crossed(rng, seeds, 60, 0.0, seed_sd)) for _ in range(200)
+    ]
     undecided = sum(judge(gap, low=0.0) == "undecided" for gap in null) / len(null)
     assert 0.92 <= undecided <= 1.0
-    planted = [difference(_crossed(rng, seeds, 60, 0.6, seed_sd), _crossed(rng, seeds, 60, 0.0, seed_sd)) for _ in range(20)]
+    planted = [
+        difference(_crossed(rng, seeds, 60, 0.6, seed_sd), _crossed(rng, seeds, 60, 0.0, seed_sd)) for _ in range(20)
+    ]
     assert sum(judge(gap, low=0.0) == "supported" for gap in planted) / len(planted) >= 0.9
