@@ -136,6 +136,10 @@ class TreasureHunt(gymnasium.Env[str, int]):
         # Text that the player made up must not leave the observation space.
         return "".join(letter if letter in CHARSET else "-" for letter in "\n".join(lines))[:2000]
 
+    def set_noise(self, noise_T4: np.ndarray) -> None:
+        """Play the running game (stochastic mode) with these numbers, shape (max_moves, 4), instead of the seed's."""
+        self._noise_T4 = np.array(noise_T4)
+
     def render(self) -> str | None:
         """The description of the state in render mode "ansi"."""
         return self.describe() if self.render_mode == "ansi" else None

@@ -18,19 +18,26 @@ WON = -1  # the entry of next_SL for the winning move
 CHANCES = ("", "attack", "craft")
 
 
-class Tables(NamedTuple):
-    """What each offered action does in each state, as numpy arrays (see the module docstring for the shapes)."""
+STATE = np.dtype([("count", "i8"), ("key", "i8")])  # actions offered; what the learner sees
+MOVE = np.dtype(
+    [
+        ("action", "i8"),  # index into ACTIONS
+        ("next", "i8"),  # next state or WON
+        ("pay", "f8"),  # before the cost of the step and the victory
+        ("spread", "f8"),  # half-width of the stochastic mode's noise
+        ("chance", "i8"),  # index into CHANCES
+        ("repeat", "i8"),  # index into REPEATABLE or -1
+    ]
+)
 
-    count_S: np.ndarray  # int16, actions offered
-    action_SL: np.ndarray  # int16, index into ACTIONS
-    next_SL: np.ndarray  # int32, next state or WON
-    pay_SL: np.ndarray  # float64, before the cost of the step and the victory
-    spread_SL: np.ndarray  # float64, half-width of the stochastic mode's noise
-    chance_SL: np.ndarray  # int8, index into CHANCES
-    repeat_SL: np.ndarray  # int8, index into REPEATABLE or -1
-    key_S: np.ndarray  # int32, what the learner sees
-    room_K: np.ndarray  # int8, index into ROOMS
+
+class Tables(NamedTuple):
+    """What each offered action does in each state; arrays of records (see above and the module docstring)."""
+
+    state_S: np.ndarray  # STATE
+    move_SL: np.ndarray  # MOVE; slots from `count` on are unused
     legal_KA: np.ndarray  # bool
+    room_K: np.ndarray  # int64, index into ROOMS
 
 
 @lru_cache
@@ -60,31 +67,23 @@ def build_tables(key: Callable[[World], tuple]) -> Tables:
     number = {state: index for index, state in enumerate(states)}
     keys = {value: index for index, value in enumerate(keys_of(key))}
     offered = [rules.legal_actions(state) for state in states]
-    shape = (len(states), max(map(len, offered)))
     tables = Tables(
-        count_S=np.array([len(actions) for actions in offered], dtype=np.int16),
-        action_SL=np.full(shape, -1, dtype=np.int16),
-        next_SL=np.full(shape, WON, dtype=np.int32),
-        pay_SL=np.zeros(shape),
-        spread_SL=np.zeros(shape),
-        chance_SL=np.zeros(shape, dtype=np.int8),
-        repeat_SL=np.full(shape, -1, dtype=np.int8),
-        key_S=np.array([keys[key(state)] for state in states], dtype=np.int32),
-        room_K=np.zeros(len(keys), dtype=np.int8),
-        legal_KA=np.zeros((len(keys), len(ACTIONS)), dtype=bool),
+        state_S=np.zeros(len(states), STATE),
+        move_SL=np.zeros((len(states), max(map(len, offered))), MOVE),
+        legal_KA=np.zeros((len(keys), len(ACTIONS)), dtype=np.bool_),
+        room_K=np.zeros(len(keys), dtype=np.int64),
     )
     for index, (state, actions) in enumerate(zip(states, offered, strict=True)):
-        tables.room_K[tables.key_S[index]] = ROOMS.index(state.room)
+        tables.state_S[index] = (len(actions), keys[key(state)])
+        tables.room_K[keys[key(state)]] = ROOMS.index(state.room)
         for slot, action in enumerate(actions):
             outcome = rules.apply_action(state, action)
-            tables.action_SL[index, slot] = ACTIONS.index(action)
-            tables.next_SL[index, slot] = number.get(outcome.world, WON)
-            tables.pay_SL[index, slot] = outcome.pay
-            tables.spread_SL[index, slot] = outcome.spread
-            tables.chance_SL[index, slot] = CHANCES.index(outcome.chance)
-            if outcome.repeatable is not None:
-                tables.repeat_SL[index, slot] = REPEATABLE.index(outcome.repeatable)
-            tables.legal_KA[tables.key_S[index], ACTIONS.index(action)] = True
+            repeat = REPEATABLE.index(outcome.repeatable) if outcome.repeatable else -1
+            chance, there = CHANCES.index(outcome.chance), number.get(outcome.world, WON)
+            tables.move_SL[index, slot] = (
+                ACTIONS.index(action), there, outcome.pay, outcome.spread, chance, repeat
+            )  # fmt: skip
+            tables.legal_KA[keys[key(state)], ACTIONS.index(action)] = True
     return tables
 
 
@@ -123,16 +122,17 @@ def best_play(max_moves: int = rules.MAX_MOVES, discount: float = 1.0, exact_mov
         (return, actions)
     """
     tables = build_tables(rules.full_key)
-    offered_SL = tables.action_SL >= 0
-    wins_SL = offered_SL & (tables.next_SL == WON)
-    step_SL = rules.STEP_REWARD + tables.pay_SL + np.where(wins_SL, rules.VICTORY_REWARD, 0.0)
+    move_SL = tables.move_SL
+    offered_SL = np.arange(move_SL.shape[1]) < tables.state_S["count"][:, None]
+    wins_SL = offered_SL & (move_SL["next"] == WON)
+    step_SL = rules.STEP_REWARD + move_SL["pay"] + np.where(wins_SL, rules.VICTORY_REWARD, 0.0)
     horizon = exact_moves or max_moves
     forbidden = -np.inf
     # value_S of a state with no move left: the timeout was paid by the move before.
-    value_S = np.zeros(len(tables.key_S))
+    value_S = np.zeros(len(move_SL))
     choices = []
     for left in range(1, horizon + 1):
-        after_SL = value_S[tables.next_SL] * discount
+        after_SL = value_S[move_SL["next"]] * discount
         if left == 1:
             after_SL = np.full(step_SL.shape, forbidden if exact_moves else rules.TIMEOUT_REWARD)
         final_SL = np.where(wins_SL, forbidden if exact_moves and left > 1 else 0.0, after_SL)
@@ -142,8 +142,8 @@ def best_play(max_moves: int = rules.MAX_MOVES, discount: float = 1.0, exact_mov
     state, actions = 0, []
     for left in range(horizon, 0, -1):
         slot = choices[left - 1][state]
-        actions.append(ACTIONS[tables.action_SL[state, slot]])
-        state = tables.next_SL[state, slot]
+        actions.append(ACTIONS[move_SL["action"][state, slot]])
+        state = move_SL["next"][state, slot]
         if state == WON:
             break
     return float(value_S[0]), actions
