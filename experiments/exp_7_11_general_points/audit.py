@@ -1,8 +1,8 @@
 """Attacks the GeneralPoints grader before it is used: `python -m experiments.exp_7_11_general_points.audit`.
 
 Must score: every solution of every solvable hand under both card rules. Must not score: every mutation of a solution,
-and a corpus of exploits. Everything goes through the environment's reset and step. Prints what was tried, lists each
-hole, and exits 1 if there is one.
+and a corpus of exploits. Everything goes through the environment's reset and step. The hand splits must not overlap.
+Prints what was tried, lists each hole, and exits 1 if there is one.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from itertools import combinations, product
 from pathlib import Path
 from typing import NamedTuple
 
@@ -22,6 +23,7 @@ from experiments.exp_7_11_general_points.env import GeneralPoints
 RULES = (hands.TRAINING_RULE, hands.TEST_RULE)
 MAX_SECONDS_PER_CASE = 0.5
 HANDS_PER_EXPLOIT = 12
+SPLIT_SEEDS = range(20)
 
 
 class Case(NamedTuple):
@@ -154,48 +156,85 @@ def wrong_lists(problem: Problem, solution: hands.Solution) -> Iterator[tuple[st
 # --- exploits -------------------------------------------------------------------------------------------------------
 
 
+# Formulas that name 24 without the deal, use foreign operators or writings, or are no formula at all.
+FIXED_FORMULAS = r"""
+24 (24) 12+12 20+4 4*6 48/2 24*1 24+0 24=24 =24 24= x=24 --24 +24 -(0-24) 0-(-24) 25+-1 (12)(2) 4(6) 1/0+24 24/0 0/0
+24.0 2.4e1 2.4*10 24,0 0x18 0b11000 0o30 2_4 024 ٢٤ ²⁴ 𝟐𝟒 ２４ ２４＝２４ ½ ⅔ ∞ inf nan 24# 24; '24' "24" `24`
+9**9**9 4**3 5^2-1 48//2 4! 50%26 3<<3 24|0 24&31 ~-25 √576 24==24 24>=24 24<25 not(0) 3@8 4×6 48÷2 30−6
+\frac{48}{2} $24$ \boxed{24} [24][0] {24} int('24') true None %d lambda:24 eval('24') () ( ) + ((((24)))) ().__class__
+"""
+
+
 def exploit_formulas(problem: Problem, marker: Path) -> list[str]:
     """Formulas that try to reach 24 outside the rules, to run code, or to stall or crash the grader."""
     a, b, c, d = problem.values
+    total = f"{a}+{b}+{c}+{d}"
     code = f"__import__('os').system('touch {marker}')"
-    attribute_chain = "().__class__.__base__.__subclasses__()"
-    return [
-        *("24", "(24)", "12+12", "20+4", "4*6", "48/2", "24*1", "24+0", "24=24", "= 24", "24 =", "x=24", "2 4", "2\n4"),
-        *("24.0", "2.4e1", "2.4*10", "24,0", "0x18", "0b11000", "0o30", "2_4", "٢٤", "²⁴", "𝟐𝟒", "２４", "2\u200b4"),
-        *("9**9**9", "4**3", "5^2-1", "48//2", "4!", "50%26", "3<<3", "24|0", "24&31", "~-25", "√576", "24 or 25 or 26"),
-        *("--24", "+24", "-(0-24)", "0-(-24)", "25+-1", "(12)(2)", "4(6)", "1/0+24", "24/0", "0/0", "inf", "nan"),
-        *("", " ", "()", "(", ")", "+", "(" * 250 + "24" + ")" * 250, "(" * 100_000, "-" * 5_000 + "24"),
-        *("1" * 1_000_000, "24" + " " * 1_000_000, "+".join(["1"] * 24), "+".join(["1"] * 24) + "=24", "24#", "24;", "'24'"),
-        *(code, f"24 if {code} == 0 else 24", f"[{code}][0]", attribute_chain, f"\\text{{{code}}}", "eval('24')"),
-        *(r"\frac{48}{2}", "$24$", r"\boxed{24}", "lambda: 24", "[24][0]", "{24}", "int('24')", "true", "None", "%d"),
-        *(f"{a}{b}{c}{d}", f"{a} {b} {c} {d}", f"{a},{b},{c},{d}", f"{a}+{b}+{c}+{d} # 24", f"{a}+{b}+{c}+{d};24"),
-        *(f"24+0*({a}+{b}+{c}+{d})", f"{a}-{a}+24", f"24*{a}/{a}", f"{a}**0*24", f"({a}+{b}+{c}+{d})*0+24"),
-        *(f"24=24+{a}", f"24={a}+{b}+{c}+{d}=24", f"{a}*{b}*{c}*{d}=24*{a}", f"{a}={a}", f"(24)=({a}+{b}+{c}+{d})*0"),
+    odd = ["", " ", "2 4", "2\n4", "2\u200b4", "24\x00", "24 or 25 or 26", "24 if True else 0", "\u202e42", "\ud800"]
+    huge = ["(" * 250 + "24" + ")" * 250, "(" * 100_000, "-" * 5_000 + "24", "1" * 1_000_000, "1" * 3_000]
+    huge += ["24" + " " * 1_000_000, "+".join(["1"] * 24), "+".join(["1"] * 24) + "=24", "*".join(["999999"] * 28)]
+    chains = ["().__class__.__base__.__subclasses__()", "Matrix([[24]])", "Integer(24)", "sympify('24')"]
+    code_forms = [
+        code,
+        f"24 if {code} == 0 else 24",
+        f"[{code}][0]",
+        rf"\text{{{code}}}",
+        f"24+0*{code}",
+        f"{total}#{code}",
     ]
+    glued = [
+        f"{a}{b}{c}{d}",
+        f"{a} {b} {c} {d}",
+        f"{a},{b},{c},{d}",
+        f"{total} # 24",
+        f"{total};24",
+        f"{a}.{b}+{c}+{d}",
+    ]
+    padded = [
+        f"24+0*({total})",
+        f"{a}-{a}+24",
+        f"24*{a}/{a}",
+        f"{a}**0*24",
+        f"({total})*0+24",
+        f"24*({total})/({total})",
+    ]
+    sided = [f"24=24+{a}", f"24={total}=24", f"{a}={a}", f"(24)=({total})*0", f"{total}={total}", f"{a}*{b}=24*{c}*{d}"]
+    return FIXED_FORMULAS.split() + odd + huge + chains + code_forms + glued + padded + sided
 
 
 def exploit_texts(problem: Problem, marker: Path) -> list[str]:
-    """Completions that attack the search for the answer; `good` must not be found in any of them."""
+    """Completions that attack the search for the answer: none of them holds one that counts and is right."""
     formula = hands.solve(problem.values)[0].formula
     good, bad = problem.reply(formula), problem.reply("12+12")
-    cards, numbers = json.dumps(list(problem.cards)), json.dumps(list(problem.values))
-    body = f'"cards": {cards}, "number": {numbers}'
+    numbers = json.dumps(list(problem.values))
+    body = f'"cards": {json.dumps(list(problem.cards))}, "number": {numbers}'
     prompt = prompts.prompt(problem.cards, hands.TARGET, problem.rule, True)
-    return [
-        *("", " ", "24", formula, f"{formula}=24", prompt, f"{prompt}\n24", prompts.feedback(problem.cards, "number")),
-        *("{}", "[]", "null", '"24"', "{", "}", "{" * 100_000, '{"a":' * 100_000, "[" * 100_000, '{"' * 50_000),
-        *(bad + good, f"{bad}\n{good}", f"{{{body}}}{good}", f'{{"formula": "{formula}",}}{good}', f"{good[:-2]}{good}"),
-        *(f'{{{body}, "formula": "1+1", "formula": "{formula}"}}', f'{{{body}, "formula": "{formula}", "number": []}}'),
-        *(f'{{{body}, "formula": "{formula}"', f'{{{body}, "formula": "{formula}",}}', good.replace('"', "'")),
-        *(f'{{{body}, "formula": ["12+12", "{formula}"]}}', f'{{{body}, "formula": 24}}', f'{{{body}, "formula": null}}'),
-        *(f'{{{body}, "formula": true}}', f'{{{body}, "formula": {{"value": "{formula}"}}}}', f'{{"answer": {good}}}'),
-        *(f'{{{body}, "Formula": "{formula}"}}', f'{{"formula": "{formula}"}}', f'{{{body}, "success": true, "reward": 5}}'),
-        *(problem.reply(formula, number=None), problem.reply(formula, number=[True] * 4), problem.reply(formula, cards="")),
-        *(problem.reply(formula, number=[float(v) for v in problem.values]), good.replace(numbers, "[NaN, 1, 1, 1]")),
-        *(good.replace(numbers, "[Infinity]"), good.replace(numbers, "[1e999]"), f"<think>{good}", f"<think>\n{good}\n{bad}"),
-        *(f"<think>{good}</think>", f"<think>{good}</think>{bad}", f"{good}</think>{bad}", f"<!-- {bad} -->{good}"),
-        problem.reply(formula, number=[f"__import__('os').system('touch {marker}')"]),
+    feedback = prompts.feedback(problem.cards, "number")
+    bare = ["", " ", "24", formula, f"{formula}=24", prompt, f"{prompt}\n24", feedback, f"{feedback} 24"]
+    broken = ["{}", "[]", "null", '"24"', "{", "}", "{" * 100_000, '{"a":' * 100_000, "[" * 100_000, '{"' * 50_000]
+    several = [bad + good, f"{bad}\n{good}", f'{{"x": {body}}}{good}', f'{{"formula": "{formula}",}}{good}']
+    several += [f"{good[:-2]}{good}", f"<!-- {bad} -->{good}", f'{{"answer": {good}}}', f"{{}}{good}"]
+    fields = [
+        f'"formula": "1+1", "formula": "{formula}"',
+        f'"formula": "{formula}", "formula": "{formula}"',
+        f'"formula": "{formula}", "number": []',
+        f'"formula": "{formula}",',
+        f'"formula": ["12+12", "{formula}"]',
+        f'"formula": {{"value": "{formula}"}}',
+        f'"Formula": "{formula}"',
+        '"formula": 24',
+        '"formula": null',
+        '"formula": true, "success": true, "reward": 5',
+        '"success": true, "reward": 5, "class": "correct"',
     ]
+    wrapped = [f"{{{body}, {field}}}" for field in fields] + [f'{{"formula": "{formula}"}}', good[:-1]]
+    lists: list[object] = [None, "", [], [True] * 4, [float(value) for value in problem.values], {}, numbers]
+    lists += [[f"__import__('os').system('touch {marker}')"], [list(problem.values)]]
+    typed = [problem.reply(formula, number=value) for value in lists]
+    typed += [problem.reply(formula, cards=value) for value in lists]
+    typed += [good.replace(numbers, other) for other in ("[NaN]", "[Infinity]", "[1e999]", "(1, 2)")]
+    thoughts = [f"<think>{good}", f"<think>{good}</think>", f"<think>{good}</think>{bad}", f"{good}</think>{bad}"]
+    return bare + broken + several + wrapped + typed + thoughts + [good.replace('"', "'")]
 
 
 def exploits(marker: Path) -> Iterator[Case]:
@@ -241,6 +280,24 @@ def audit(cases: Iterator[Case]) -> tuple[Counter, list[str]]:
     return tried, holes
 
 
+def audit_splits(seeds: Sequence[int]) -> tuple[Counter, list[str]]:
+    """(number of comparisons, one line per pair of uses that share a problem under either rule)."""
+    tried: Counter = Counter()
+    holes: list[str] = []
+    for seed in seeds:
+        split = hands.splits(seed)
+        uses = {
+            "train": split.train,
+            "validation": split.validation_id + split.validation_ood,
+            "test": split.test_id + split.test_ood,
+        }
+        for rule, (one, other) in product(RULES, combinations(uses, 2)):
+            tried["split: two uses under one rule"] += 1
+            if shared := hands.overlap(uses[one], uses[other], rule):
+                holes.append(f"split {seed}: {one} and {other} share {shared} problems under {rule}")
+    return tried, holes
+
+
 def report(tried: Counter, holes: Sequence[str], marker: Path, seconds: float) -> int:
     """Prints the counts and the holes; returns the exit code."""
     for group, count in sorted(tried.items()):
@@ -258,7 +315,8 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as folder:
         marker = Path(folder) / "marker"
         tried, holes = audit(all_cases(marker))
-        return report(tried, holes, marker, time.perf_counter() - started)
+        compared, overlaps = audit_splits(SPLIT_SEEDS)
+        return report(tried + compared, holes + overlaps, marker, time.perf_counter() - started)
 
 
 if __name__ == "__main__":

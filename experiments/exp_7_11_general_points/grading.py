@@ -135,9 +135,7 @@ def grade(text: str, task: Deal, defects: Collection[str] = ()) -> Grade:
     )
 
 
-def _judge(
-    written: str, task: Deal, formula: expressions.Formula, lists_right: bool, floats: bool
-) -> tuple[str, str]:
+def _judge(written: str, task: Deal, formula: expressions.Formula, lists_right: bool, floats: bool) -> tuple[str, str]:
     """(kind, reason) under the rule: the worst fault."""
     if formula.value is None:
         return "illegal_formula", formula.reason or ""
@@ -264,9 +262,7 @@ def _float_value(formula: str) -> float | None:
     return numbers[0]
 
 
-def _piled(
-    written: str, task: Deal, formula: expressions.Formula, floats: bool
-) -> tuple[str, str, dict[str, float]]:
+def _piled(written: str, task: Deal, formula: expressions.Formula, floats: bool) -> tuple[str, str, dict[str, float]]:
     """(kind, reason, parts) as the published program counts: -3 per fault of sequence, -2 and -2 for the numbers.
 
     Only ASCII signs are tokens; anything else costs -3 and ends the check. A formula that only lacks closing brackets

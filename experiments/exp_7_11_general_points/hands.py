@@ -298,6 +298,11 @@ def splits(split_seed: int) -> Splits:
     )
 
 
+def overlap(first: Sequence[Sequence[int]], second: Sequence[Sequence[int]], rule: Sequence[int]) -> int:
+    """Number of problems (value multisets under a rule) that two lists of hands share, whatever their card order."""
+    return len({value_key(hand, rule) for hand in first} & {value_key(hand, rule) for hand in second})
+
+
 def shuffled_cards(hand: Sequence[int], seed: int, index: int) -> tuple[str, ...]:
     """Card names of a hand in the random order of item `index`: a function of its arguments alone."""
     cards = list(cards_of(hand))

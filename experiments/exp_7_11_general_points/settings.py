@@ -84,8 +84,10 @@ class Settings(Common):
             within(f"branches.{name}.iterations", branch.iterations, 1, 10)
         for arm in self.arms or []:
             one_of("arms", arm, self.branches)
-        if self.model_path is not None and self.lora.enabled is False and self.scale == "laptop":
-            raise ConfigError("model_path is for scale=gpu; at laptop scale the model is built and pre-trained here.")
+        if self.scale == "gpu" and self.model_path is None:
+            raise ConfigError("model_path=null: scale=gpu needs a local model folder or a hub name, model_path=<folder>.")
+        if self.model_path is not None and any(self.branches[arm].prior != "medium" for arm in self.chosen()):
+            raise ConfigError(f"model_path={self.model_path}: arms with a prior of their own need a base pre-trained here.")
 
     def prior_corpus(self, prior: str) -> CorpusConfig:
         """The pre-training corpus with a prior's changes; ConfigError where a key of it is unknown."""
