@@ -1,4 +1,4 @@
-"""One policy-gradient algorithm as a configuration: AlgoConfig, its presets in conf/algo/, and what cannot be combined."""
+"""One policy-gradient algorithm as a configuration: AlgoConfig, its presets in conf/algo/, what cannot be combined."""
 
 from __future__ import annotations
 
@@ -105,8 +105,12 @@ _ALGO_WORDS: dict[str, tuple[Any, ...]] = {
     "gae_level": ("token", "turn"),
 }
 _ALGO_RANGES: dict[str, tuple[float | None, float | None, bool]] = {  # low, high, low itself excluded
-    **dict.fromkeys(("prompts_per_step", "group_size", "epochs", "minibatches", "max_new_tokens", "max_turns"), (1, None, False)),
-    **dict.fromkeys(("lr", "value_lr", "adam_eps", "grad_clip", "clip_high", "temperature", "value_clip"), (0, None, True)),
+    **dict.fromkeys(
+        ("prompts_per_step", "group_size", "epochs", "minibatches", "max_new_tokens", "max_turns"), (1, None, False)
+    ),
+    **dict.fromkeys(
+        ("lr", "value_lr", "adam_eps", "grad_clip", "clip_high", "temperature", "value_clip"), (0, None, True)
+    ),
     **dict.fromkeys(("std_eps", "weight_decay", "kl_coef", "value_coef", "overlong_penalty"), (0, None, False)),
     **dict.fromkeys(("warmup_steps", "refill_rounds", "overlong_buffer", "value_warmup_steps"), (0, None, False)),
     **dict.fromkeys(("gamma", "lam"), (0, 1, False)),
@@ -127,7 +131,7 @@ def load_algo(preset: str, *layers: Mapping[str, Any], conf: Path = CONF) -> Alg
 
 
 def check_layer(layer: Mapping[str, Any], key: str = "algo") -> None:
-    """Raises ConfigError if a partial algorithm configuration holds an unknown key or a wrong type; null is always right."""
+    """Raises ConfigError if a partial algorithm configuration holds an unknown key or a wrong type; null is fine."""
     hints = get_type_hints(AlgoConfig)
     for name, value in layer.items():
         if name not in hints:

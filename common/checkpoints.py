@@ -1,19 +1,23 @@
-"""Training states and models on disk: written aside and renamed, checked when saved and when loaded."""
+"""Training states and models on disk: written aside and renamed, checked when saved and when loaded.
+
+transformers and peft are imported by the functions that need them: loading a state must not cost their seconds.
+"""
 
 import os
 import pickle
 import shutil
 import warnings
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
-from peft import PeftConfig, PeftModel, get_peft_model_state_dict
 from safetensors import safe_open
-from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
-from transformers.utils import logging as hf_logging
 
 from common.files import fsync_folder, write_atomic
+
+if TYPE_CHECKING:
+    from peft import PeftModel
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 ADAPTER_FILE = "adapter_model.safetensors"
 # What torch raises for a file that was cut short, emptied or flipped.
@@ -77,8 +81,10 @@ def tensor_shapes(file: Path) -> dict[str, tuple[int, ...]]:
         return {name: tuple(tensors.get_slice(name).get_shape()) for name in tensors.keys()}  # noqa: SIM118 (no mapping)
 
 
-def check_adapter_file(folder: Path, model: PeftModel) -> None:
+def check_adapter_file(folder: Path, model: "PeftModel") -> None:
     """ValueError unless the adapter file holds exactly the tensors, in their shapes, that the live adapter has."""
+    from peft import get_peft_model_state_dict
+
     stored = tensor_shapes(folder / ADAPTER_FILE)
     wanted = {name: tuple(tensor.shape) for name, tensor in get_peft_model_state_dict(model).items()}
     if stored != wanted or not wanted or any(0 in shape for shape in stored.values()):
@@ -97,11 +103,13 @@ def check_one_kind(folder: Path) -> None:
         raise ValueError(f"{folder} holds an adapter and full weights ({', '.join(full)}); keep one of the two.")
 
 
-def save_model(model: PreTrainedModel | PeftModel, tokenizer: PreTrainedTokenizerBase, folder: Path) -> None:
+def save_model(model: "PreTrainedModel | PeftModel", tokenizer: "PreTrainedTokenizerBase", folder: Path) -> None:
     """Save a Hugging Face model or a PEFT adapter with its tokenizer; `folder` appears whole or not at all.
 
     Raises ValueError for an adapter that is merged into its base, or whose file does not hold the live adapter.
     """
+    from peft import PeftModel
+
     folder = Path(folder)
     if isinstance(model, PeftModel) and any(getattr(module, "merged", False) for module in model.modules()):
         raise ValueError("The adapter is merged into its base; unmerge it, or save the result of merge_and_unload().")
@@ -127,11 +135,15 @@ def save_model(model: PreTrainedModel | PeftModel, tokenizer: PreTrainedTokenize
 
 def load_model(
     folder: Path | str, device: str = "cpu", dtype: str = "float32", base: Path | str | None = None
-) -> tuple[Any, PreTrainedTokenizerBase]:
+) -> tuple[Any, "PreTrainedTokenizerBase"]:
     """Load a Hugging Face folder (or hub name), or a PEFT adapter folder upon its base model; in eval mode.
 
     `base` replaces the base model path that the adapter names. ValueError if an adapter tensor finds no place.
     """
+    from peft import PeftConfig, PeftModel
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+    from transformers.utils import logging as hf_logging
+
     hf_logging.disable_progress_bar()
     torch_dtype = getattr(torch, dtype)
     local = Path(folder)

@@ -18,12 +18,12 @@ from typing import Any, Literal
 
 import yaml
 
+from common.config import FIRST_REPORT_SEED
 from common.metrics import UNITS, Metric, find
 from common.records import Point, Record, sample_at
 from common.schema import ConfigError, build, one_of
 from common.statistics import MIN_SEEDS, Estimate, difference, estimate, judge
 
-FIRST_REPORT_SEED = 100  # seeds below are for tuning on validation data
 VERDICTS = ("supported", "contradicted", "undecided", "no verdict")
 Study = Literal["main", "ablation"]
 
@@ -91,14 +91,10 @@ class Discrepancy:
     id: str
     book: str
     source: str
-    ours: Point | tuple[Point, ...] = ()
+    ours: tuple[Point, ...] = ()
     claim: str | None = None
     note: str = ""
     study: Study = "main"
-
-    @property
-    def points(self) -> list[Point]:
-        return [self.ours] if isinstance(self.ours, Point) else list(self.ours)
 
 
 @dataclass(frozen=True)
@@ -175,6 +171,9 @@ def load_claims(path: Path) -> Claims:
         data = yaml.safe_load(path.read_text(encoding="utf-8"))
         if not isinstance(data, Mapping):
             raise ConfigError("the file must be a mapping with the keys experiment, title, claims, ...")
+        for item in data.get("discrepancies") or []:
+            if isinstance(item, dict) and isinstance(item.get("ours"), dict):
+                item["ours"] = [item["ours"]]  # one number may stand without a list around it
         named: list[tuple[str, Any, str, Callable[[int, Any], str]]] = [
             ("claims", Claim, "claim", lambda i, item: repr(item.get("id", f"number {i}"))),
             ("discrepancies", Discrepancy, "discrepancy", lambda i, item: repr(item.get("id", f"number {i}"))),
@@ -193,7 +192,7 @@ def load_claims(path: Path) -> Claims:
 
 
 def _check(claims: Claims) -> None:
-    """What the types alone cannot say: ids are unique, tests complete, references point somewhere, metrics are known."""
+    """What types alone cannot say: ids are unique, tests complete, references point somewhere, metrics known."""
     ids = [claim.id for claim in claims.claims]
     for claim in claims.claims:
         here = f"claim {claim.id!r}"
@@ -205,7 +204,7 @@ def _check(claims: Claims) -> None:
     for name, entry in claims.metrics.items():
         one_of(f"metrics.{name}.unit", entry.unit, UNITS)
     used = [(f"table row {i}", row.claim, [row.point]) for i, row in enumerate(claims.table, start=1)]
-    used += [(f"discrepancy {item.id!r}", item.claim, item.points) for item in claims.discrepancies]
+    used += [(f"discrepancy {item.id!r}", item.claim, list(item.ours)) for item in claims.discrepancies]
     used += [(f"claim {claim.id!r}.test", None, claim.test.points) for claim in claims.claims]
     for here, reference, points in used:
         if reference is not None:

@@ -35,6 +35,7 @@ ROOT = CONF.parent
 FIRST_REPORT_SEED = 100  # seeds below belong to tuning on validation items and never reach results/
 
 GROUPS = ("scale", "tracker", "debug")
+UNCHANGED = {"tracker": "none", "debug": "off"}
 SELECTION_KEYS = ("seeds", "first_seed", "arms")  # choose cells; the cells themselves stay the same
 MACHINE_KEYS = ("workers", "tracker", "runs_dir", "results_dir")  # change no number, so make no variant
 FILLED_KEYS = ("experiment", "scale", "variant", "overrides", "selection")  # set by `compose`, never typed
@@ -74,8 +75,8 @@ class Common:
         check_layer(self.algo)
         if self.first_seed < FIRST_REPORT_SEED < self.first_seed + self.seeds:
             raise ConfigError(
-                f"first_seed={self.first_seed} seeds={self.seeds}: the range mixes tuning seeds (below {FIRST_REPORT_SEED}) "
-                f"with report seeds (from {FIRST_REPORT_SEED}); allowed is one kind only."
+                f"first_seed={self.first_seed} seeds={self.seeds}: the range mixes tuning seeds "
+                f"(below {FIRST_REPORT_SEED}) with report seeds (from {FIRST_REPORT_SEED}); allowed is one kind only."
             )
         if self.arms is not None and (not self.arms or len(set(self.arms)) < len(self.arms)):
             raise ConfigError(f"arms={self.arms}: must name at least one arm, each once; null takes all.")
@@ -91,11 +92,13 @@ def compose(number: str, schema: type[Settings], overrides: list[str], *, conf: 
     """
     one_of("experiment", number, _numbers(conf))
     chosen, changes = _split(overrides)
-    choice = {"scale": "laptop", "tracker": "none", "debug": "off", **chosen}
+    choice = {"scale": "laptop", **UNCHANGED, **chosen}
     for group, value in choice.items():
         one_of(group, value, scales(number, conf) if group == "scale" else _options(conf, group))
-    base = _typed(number, schema, choice["scale"], _from_files(conf, number, choice["scale"], "none", "off"))
-    config = _from_files(conf, number, choice["scale"], choice["tracker"], choice["debug"])
+    plain = _from_files(conf, number, choice["scale"])
+    base = _typed(number, schema, choice["scale"], plain)
+    groups = {group: choice[group] for group in ("tracker", "debug")}
+    config = plain if groups == UNCHANGED else _from_files(conf, number, choice["scale"], **groups)
     known = [key for key in _flat(asdict(base), inner=True) if key not in FILLED_KEYS]
     for key, value in changes.items():
         if key not in known:
@@ -143,8 +146,11 @@ def run_folder(settings: Common) -> Path:
 
 
 def result_folder(settings: Common) -> Path:
-    """Where records and reports go. Each changed configuration, or changed choice of cells, has a folder of its own, so
-    that the committed one is only ever rewritten by the configuration that made it. Tuning seeds stay among the runs."""
+    """Where records and reports go.
+
+    Each changed configuration, or changed choice of cells, has a folder of its own, so that the committed one is only
+    ever rewritten by the configuration that made it. Tuning seeds stay among the runs.
+    """
     if settings.first_seed < FIRST_REPORT_SEED:
         return run_folder(settings) / "tuning-results"
     folder = ROOT / settings.results_dir / settings.experiment / settings.scale
@@ -169,7 +175,9 @@ def visible_device(device: str) -> str:
         return seen[0]
     if device.split(":")[0] in seen:
         return device
-    raise ConfigError(f"device={device}: this machine shows {', '.join(['cpu', *seen])}; device=cpu runs anywhere, slowly.")
+    raise ConfigError(
+        f"device={device}: this machine shows {', '.join(['cpu', *seen])}; device=cpu runs anywhere, slowly."
+    )
 
 
 def usage(number: str, schema: type[Settings], conf: Path = CONF) -> str:
@@ -207,7 +215,9 @@ def _split(overrides: list[str]) -> tuple[dict[str, str], dict[str, Any]]:
         if override.is_delete() or override.is_add() or override.is_force_add() or "@" in key:
             raise ConfigError(f"{text}: only key=value is allowed, without +, ~ or @.")
         if override.is_sweep_override():
-            raise ConfigError(f"{text}: one value is allowed; a list is written {key}=[a,b], a text with commas in quotes.")
+            raise ConfigError(
+                f"{text}: one value is allowed; a list is written {key}=[a,b], a text with commas in quotes."
+            )
         if key in GROUPS:
             chosen[key] = str(override.value())
         else:
@@ -215,7 +225,7 @@ def _split(overrides: list[str]) -> tuple[dict[str, str], dict[str, Any]]:
     return chosen, changes
 
 
-def _from_files(conf: Path, number: str, scale: str, tracker: str, debug: str) -> DictConfig:
+def _from_files(conf: Path, number: str, scale: str, tracker: str = "none", debug: str = "off") -> DictConfig:
     """The YAML files of one choice, merged by Hydra; the root is made here because only it knows the number."""
     groups = [{"scale": scale}, {f"experiment/{number}": scale}, {"tracker": tracker}, {"debug": debug}]
     ConfigStore.instance().store("root", {"defaults": ["config", *groups]})

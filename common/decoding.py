@@ -1,9 +1,9 @@
 """Two ways to run a causal language model token by token: through its own forward, or through fused weights.
 
-``ModelDecoder`` works with any Hugging Face model. A model of less than some ten million parameters spends most of a step
-outside its matrix products, so the Llama and Qwen3 families, with or without LoRA, are decoded by ``FusedDecoder``: the
-same function with the projections joined, norm weights and adapters folded into them, and two small products for attention.
-Both keep keys and values in buffers that are allocated once, and both are prefilled with every prompt exactly once.
+``ModelDecoder`` works with any Hugging Face model. A model of less than some ten million parameters spends most of a
+step outside its matrix products, so the Llama and Qwen3 families, LoRA or not, are decoded by ``FusedDecoder``: the same
+function with the projections joined, norm weights and adapters folded into them, and two batched products for attention.
+Both keep keys and values in buffers that are allocated once, and prefill every prompt exactly once.
 
 Prompts of unequal length are padded on the right: under a causal mask no real token sees the padding behind it, so the
 prefill needs no mask. While decoding, the unused slots between a short prompt and its completion are hidden and every
@@ -21,22 +21,15 @@ from transformers.cache_utils import CacheLayerMixin
 
 # Fused weights are a copy of the model, made anew for every call; beyond this size the copy costs more than it saves.
 FUSED_PARAMETERS = 20_000_000
-# Keys and values of a fused batch stay below this: a step reads all of them, and past the CPU's cache that is slow.
-CACHE_BYTES = 8 * 2**20
-LEAST_ROWS = 32
 
 
 class Decoder(Protocol):
-    """Prefilled prompts, of which rows are started, stepped and dropped.
-
-    ``logits_PV``: after each prompt. ``batch_rows``: rows that are best decoded together.
-    """
+    """Prefilled prompts, of which rows are started, stepped and dropped. ``logits_PV``: after each prompt."""
 
     logits_PV: Tensor
-    batch_rows: int
 
     def start(self, source_B: Tensor) -> None:
-        """A new batch; row b continues prompt ``source_B[b]``."""
+        """Sets up the rows; row b continues prompt ``source_B[b]``."""
 
     def step(self, tokens_B: Tensor) -> Tensor:
         """Feeds one token per row; returns the logits [B, V] of the next."""
@@ -55,10 +48,11 @@ def make_decoder(model: Any, prompts: list[tuple[int, ...]], max_new_tokens: int
 
 
 def hidden_slots(last_B: Tensor, prompt_slots: int, slots: int, dtype: torch.dtype) -> Tensor:
-    """Additive mask [B, slots] that hides the slots between a prompt's last token and the first slot after all prompts."""
+    """Additive mask [B, slots] that hides the slots between a prompt's last token and the first completion slot."""
     slots_T = torch.arange(slots, device=last_B.device)
     hidden_BT = (slots_T > last_B[:, None]) & (slots_T < prompt_slots)
-    return torch.zeros(hidden_BT.shape, dtype=dtype, device=last_B.device).masked_fill(hidden_BT, torch.finfo(dtype).min)
+    zeros_BT = torch.zeros(hidden_BT.shape, dtype=dtype, device=last_B.device)
+    return zeros_BT.masked_fill(hidden_BT, torch.finfo(dtype).min)
 
 
 class SlotLayer(CacheLayerMixin):
@@ -86,13 +80,9 @@ class SlotLayer(CacheLayerMixin):
         return self.keys[:, :, : self.used], self.values[:, :, : self.used]
 
     def select(self, rows_B: Tensor, slots: int) -> "SlotLayer":
-        """A layer of these rows (an index may repeat: that is how a group shares its prefill) with room for ``slots``."""
+        """A layer of these rows with room for ``slots``; an index may repeat, so a group shares its prefill."""
         new = SlotLayer(slots)
-        new.used = self.used
-        new.lazy_initialization(self.keys[:1].expand(len(rows_B), -1, -1, -1), self.values[:1])
-        new.values = self.values.new_empty(len(rows_B), *self.values.shape[1:2], slots, self.values.shape[3])
-        new.keys[:, :, : self.used] = self.keys[rows_B, :, : self.used]
-        new.values[:, :, : self.used] = self.values[rows_B, :, : self.used]
+        new.update(self.keys[rows_B, :, : self.used], self.values[rows_B, :, : self.used])
         return new
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
@@ -115,8 +105,7 @@ class ModelDecoder:
         self.slots = self.prompt_slots + max_new_tokens
         window = getattr(text, "sliding_window", None)
         if window and "sliding_attention" in (getattr(text, "layer_types", None) or []) and window < self.slots:
-            raise ValueError(f"prompt and completion take {self.slots} tokens, more than the model's window of {window}")
-        self.batch_rows = 2**31
+            raise ValueError(f"prompt and completion take {self.slots} tokens, the model's sliding window is {window}")
         self.last_P = lengths_P - 1
         self.ragged = bool((lengths_P != self.prompt_slots).any())
         self.prefilled = [SlotLayer(self.prompt_slots) for _ in range(text.num_hidden_layers)]
@@ -128,13 +117,16 @@ class ModelDecoder:
             use_cache=True,
             logits_to_keep=needed,
         ).logits
-        self.logits_PV = logits_PNV[torch.arange(len(ids_PT), device=ids_PT.device), torch.searchsorted(needed, self.last_P)]
+        prompts_P = torch.arange(len(ids_PT), device=ids_PT.device)
+        self.logits_PV = logits_PNV[prompts_P, torch.searchsorted(needed, self.last_P)]
 
     def start(self, source_B: Tensor) -> None:
         self.layers = [layer.select(source_B, self.slots) for layer in self.prefilled]
         self.cache = Cache(layers=list(self.layers))
         self.last_B = self.last_P[source_B]
-        self.mask_BT = hidden_slots(self.last_B, self.prompt_slots, self.slots, self.model.dtype) if self.ragged else None
+        self.mask_BT = None
+        if self.ragged:
+            self.mask_BT = hidden_slots(self.last_B, self.prompt_slots, self.slots, self.model.dtype)
 
     def step(self, tokens_B: Tensor) -> Tensor:
         self.last_B = self.last_B + 1
@@ -224,8 +216,6 @@ class FusedDecoder:
         self.ragged = bool((lengths_P != self.prompt_slots).any())
         self.last_P = lengths_P - 1
         self.embedding = model.model.embed_tokens.weight
-        row_bytes = 2 * len(model.model.layers) * self.kv_heads * self.width * self.slots * self.embedding.element_size()
-        self.batch_rows = max(LEAST_ROWS, CACHE_BYTES // row_bytes) if model.device.type == "cpu" else 2**31
         self.layers = [
             FusedLayer(layer, self.heads, self.kv_heads, self.width, self.width**-0.5) for layer in model.model.layers
         ]
@@ -288,7 +278,7 @@ class FusedDecoder:
             self.mask = mask_BT.repeat_interleave(self.kv_heads, 0)[:, None]
 
     def _copy(self, old: Tensor, rows_B: Tensor) -> tuple[Tensor, Tensor]:
-        """A buffer [B, kv_heads, slots, width] with the used slots of these rows, and the same buffer as [B * kv_heads, ...]."""
+        """A buffer [B, kv_heads, slots, width] with the used slots of these rows, and a view as [B * kv_heads, ...]."""
         new = old.new_empty(len(rows_B), self.kv_heads, self.slots, self.width)
         torch.index_select(old[:, :, : self.used], 0, rows_B, out=new[:, :, : self.used])
         return new, new.view(-1, self.slots, self.width)

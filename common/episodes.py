@@ -5,6 +5,9 @@ environment's reply. Nothing is decoded and encoded again, and every mask comes 
 with the pad or end token (the two may be equal).
 """
 
+import copy
+import functools
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -24,12 +27,13 @@ MakeEnv = Callable[[], gymnasium.Env]
 class Episode:
     """One episode as tokens. The lists ``ids``, ``mask``, ``logps``, ``turns`` have one entry per token.
 
-    ``mask``: 1 where the policy wrote the token. ``logps``: behaviour log-probability at the sampling temperature, 0.0 on
-    other tokens. ``turns``: index of the policy's turn, -1 on other tokens. ``reward``: sum of ``turn_rewards``, the
-    environment's reward per step. ``truncated``: ended by a token or turn limit.
-    ``terminated``: the environment itself ended the task (an answer cut by the token limit may be both). ``texts``: the policy's answers, one per
-    turn, special tokens left out. ``infos``: the environment's info per step. ``tokens_forward``: tokens the sampler had
-    to process for it (the prompt of a group counts once, for the group's first member).
+    ``mask``: 1 where the policy wrote the token. ``logps``: behaviour log-probability at the sampling temperature, 0.0
+    on other tokens. ``turns``: index of the policy's turn, -1 on other tokens. ``reward``: sum of ``turn_rewards``, the
+    environment's reward per step (NaN: unscored). ``terminated``: the environment itself ended the task.
+    ``truncated``: ended by a token or turn limit (an answer cut by the token limit may be both). ``texts``: the
+    policy's answers, one per turn, special tokens left out. ``infos``: the environment's info per step.
+    ``tokens_forward``: tokens the sampler had to process for the episode; the prompt of a group counts once, for the
+    group's first member.
     """
 
     ids: list[int]
@@ -76,13 +80,20 @@ def run_episodes(
 
     Each task goes to ``env.reset(seed=task.get("seed"), options=task)``; every episode has its own environment. A turn
     samples up to ``max_new_tokens`` tokens. The episode ends when the environment terminates or truncates it, after
-    ``max_turns`` turns, or when the row would outgrow the model's context; an end by limit sets ``truncated``. A turn cut
-    off by ``max_new_tokens`` is still given to the environment, and leaves ``truncated`` set if it was the last.
-    ``batch_size``: most episodes in flight together.
+    ``max_turns`` turns, or when the row would outgrow the model's context; an end by limit sets ``truncated``. A turn
+    cut off by ``max_new_tokens`` is still given to the environment, and leaves ``truncated`` set if it was the last.
+    ``batch_size``: most episodes in flight together. Raises ValueError when the environment returns a reward that is
+    not one number, or an info without "success" and "reason".
     """
-    if group_size < 1 or max_turns < 1 or batch_size < 1:
-        raise ValueError(f"group_size={group_size}, max_turns={max_turns} and batch_size={batch_size} must be at least 1")
-    settings = dict(max_new_tokens=max_new_tokens, temperature=temperature, top_p=top_p, top_k=top_k, generator=generator)
+    if min(group_size, max_turns, batch_size) < 1:
+        raise ValueError(f"group_size={group_size}, max_turns={max_turns}, batch_size={batch_size} must be at least 1")
+    settings = {
+        "max_new_tokens": max_new_tokens,
+        "temperature": temperature,
+        "top_p": top_p,
+        "top_k": top_k,
+        "generator": generator,
+    }
     jobs = [(index, member) for index in range(len(tasks)) for member in range(group_size)]
     episodes: list[Episode] = []
     for start in range(0, len(jobs), batch_size):
@@ -93,10 +104,12 @@ def run_episodes(
 
 def _play(model, tokenizer, make_env, tasks, jobs, max_turns: int, settings: dict[str, Any]) -> list[Episode]:
     episodes, envs = [], []
+    # The members of a group read the same text; encoding it is dear beside a tiny model's forward.
+    encode_start, encode_reply = _remembered(encode_prompt, tokenizer), _remembered(encode_feedback, tokenizer)
     for index, member in jobs:
         env = make_env()
-        observation, _ = env.reset(seed=tasks[index].get("seed"), options=tasks[index])
-        prompt = encode_prompt(tokenizer, observation)
+        observation, _ = env.reset(seed=tasks[index].get("seed"), options=dict(tasks[index]))
+        prompt = encode_start(observation)
         episode = Episode([], [], [], [], prompt_length=len(prompt), task=tasks[index], group=index)
         episode.append(prompt, None, -1)
         episode.tokens_forward = len(prompt) if member == 0 else 0
@@ -116,12 +129,19 @@ def _play(model, tokenizer, make_env, tasks, jobs, max_turns: int, settings: dic
             if turn > 0:
                 # A later turn prefills the whole row again, which is what it costs.
                 episodes[row].tokens_forward += len(episodes[row].ids)
-            if _step(episodes[row], envs[row], completion, tokenizer, turn, last=turn + 1 == max_turns):
+            observation = _step(episodes[row], envs[row], completion, tokenizer, turn, last=turn + 1 == max_turns)
+            if observation is not None:
+                episodes[row].append(encode_reply(observation, completion.finished), None, -1)
                 going.append(row)
         active = going
     for env in envs:
         env.close()
     return episodes
+
+
+def _remembered(encode: Callable[..., list[int]], tokenizer: PreTrainedTokenizerBase) -> Callable[..., list[int]]:
+    """``encode`` with its tokenizer filled in; each text is encoded once."""
+    return functools.cache(functools.partial(encode, tokenizer))
 
 
 def _drop_too_long(episodes: list[Episode], active: list[int], context: int, max_new_tokens: int) -> list[int]:
@@ -139,8 +159,8 @@ def _drop_too_long(episodes: list[Episode], active: list[int], context: int, max
     return kept
 
 
-def _step(episode: Episode, env: gymnasium.Env, completion: Completion, tokenizer, turn: int, last: bool) -> bool:
-    """Gives one answer to the environment; true when the episode goes on."""
+def _step(episode: Episode, env: gymnasium.Env, completion: Completion, tokenizer, turn: int, last: bool) -> str | None:
+    """Gives one answer to the environment; its reply when the episode goes on, else None."""
     episode.append(completion.ids, completion.logps, turn)
     episode.tokens_forward += len(completion.ids)
     text = tokenizer.decode(completion.ids, skip_special_tokens=True)
@@ -149,25 +169,24 @@ def _step(episode: Episode, env: gymnasium.Env, completion: Completion, tokenize
     episode.texts.append(text)
     episode.turn_rewards.append(value)
     episode.reward += value
-    # A copy: an environment may reuse its own dictionary.
-    episode.infos.append(dict(info))
     if "success" not in info or "reason" not in info:
         raise ValueError(f'{_name(env)}.step() must return an info with "success" and "reason"; it has {sorted(info)}')
+    # A copy: an environment may reuse its own dictionary.
+    episode.infos.append(copy.deepcopy(info))
     episode.success = bool(info["success"])
     if terminated or truncated or last:
         episode.terminated = bool(terminated)
         episode.truncated = bool(truncated) or not completion.finished or not terminated
-        return False
-    episode.append(encode_feedback(tokenizer, observation, completion.finished), None, -1)
-    return True
+        return None
+    return observation
 
 
 def _checked_reward(env: gymnasium.Env, reward: Any) -> float:
     try:
-        value = float(reward) if getattr(reward, "ndim", 0) == 0 else None
+        value = math.inf if isinstance(reward, str) or getattr(reward, "ndim", 0) else float(reward)
     except (TypeError, ValueError):
-        value = None
-    if value is None or value != value or value in (float("inf"), float("-inf")):
+        value = math.inf
+    if math.isinf(value):
         raise ValueError(f"{_name(env)}.step() must return one finite number as reward; it returned {reward!r}")
     return value
 
@@ -219,24 +238,27 @@ def token_logprobs(
 
     log_softmax(logits / temperature) over the whole vocabulary, as the sampler reports it; entropies [B, T] in nats of
     the same distribution. ``mask_BT``: compute only these positions, all others are 0.0; by default all real tokens.
-    Positions of padding are 0.0. Padding may be on either side.
+    Padding may be on either side; its positions, and the first real token behind left padding, are 0.0.
     """
     wanted_BT = (attention_BT if mask_BT is None else mask_BT).bool().clone()
     wanted_BT[:, 0] = False
+    wanted_BT[:, 1:] &= attention_BT[:, :-1].bool()
     rows, columns = wanted_BT.nonzero(as_tuple=True)
-    full = bool(attention_BT.all())
-    left = not full and not bool(attention_BT[:, 0].all())
-    positions = (attention_BT.long().cumsum(-1) - 1).clamp(min=0) if left else None
     network = model.get_base_model() if hasattr(model, "get_base_model") else model
     # Right padding needs no mask: under causal attention nothing real sees what comes after it.
-    hidden_BTD = network.model(
-        input_ids=ids_BT, attention_mask=attention_BT.long() if left else None, position_ids=positions, use_cache=False
+    left = not bool(attention_BT[:, 0].all())
+    hidden_BTD = network.base_model(
+        input_ids=ids_BT,
+        attention_mask=attention_BT.long() if left else None,
+        position_ids=(attention_BT.long().cumsum(-1) - 1).clamp(min=0) if left else None,
+        use_cache=False,
     ).last_hidden_state
-    logits_NV = network.lm_head(hidden_BTD[rows, columns - 1]).float()
-    logp_NV = torch.log_softmax(logits_NV / temperature if temperature != 1.0 else logits_NV, -1)
+    logits_NV = network.get_output_embeddings()(hidden_BTD[rows, columns - 1]).float()
+    logp_NV = torch.log_softmax(logits_NV if temperature == 1.0 else logits_NV / temperature, -1)
     logp_N = logp_NV.gather(-1, ids_BT[rows, columns][:, None])[:, 0]
-    logp_BT = torch.zeros(ids_BT.shape, device=logp_N.device).index_put((rows, columns), logp_N)
+    zeros_BT = logp_N.new_zeros(ids_BT.shape)
+    logp_BT = zeros_BT.index_put((rows, columns), logp_N)
     if not with_entropy:
         return logp_BT, None
     entropy_N = -(logp_NV.exp() * logp_NV).sum(-1)
-    return logp_BT, torch.zeros_like(logp_BT).index_put((rows, columns), entropy_N)
+    return logp_BT, zeros_BT.index_put((rows, columns), entropy_N)

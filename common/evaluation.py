@@ -1,5 +1,6 @@
-"""Evaluation of a policy on a list of tasks: every task, several samples of each, nothing dropped and nothing counted twice."""
+"""Evaluation of a policy on a list of tasks: every task, several samples of each, nothing dropped or counted twice."""
 
+import math
 from dataclasses import dataclass
 
 import torch
@@ -10,7 +11,7 @@ from common.episodes import Episode, MakeEnv, run_episodes
 
 @dataclass
 class Evaluation:
-    """``items``: per metric one mean over samples for each task, in the order of the tasks; ``episodes``: task-major."""
+    """``items``: per metric one mean over samples for each task, in the tasks' order; ``episodes``: task-major."""
 
     items: dict[str, list[float]]
     episodes: list[Episode]
@@ -34,11 +35,11 @@ def evaluate_tasks(
     generator: torch.Generator | None = None,
     batch_size: int = 1024,
 ) -> Evaluation:
-    """Plays ``samples`` episodes of every task and returns per-task means of success, reward, first_success and truncated.
+    """Plays ``samples`` episodes of every task; per-task means of success, first_success, reward and truncated.
 
-    ``success``: the environment's verdict at the end of the episode; ``first_success``: after the first answer. The last
-    batch may be short, it is played all the same; greedy results do not depend on ``batch_size``. Raises ValueError when
-    there is no task.
+    ``success``: the environment's verdict at the end of the episode; ``first_success``: after the first answer. A last
+    batch that is short is played all the same; greedy results do not depend on ``batch_size``. Raises ValueError when
+    there is no task or an episode is left unscored.
     """
     if not tasks:
         raise ValueError("evaluate_tasks() got no tasks")
@@ -54,6 +55,10 @@ def evaluate_tasks(
         generator=generator,
         batch_size=batch_size,
     )
+    unscored = [index for index, episode in enumerate(episodes) if math.isnan(episode.reward)]
+    if unscored:
+        first = episodes[unscored[0]].task
+        raise ValueError(f"{len(unscored)} of {len(episodes)} episodes have no reward, the first one on task {first}")
     items: dict[str, list[float]] = {"success": [], "first_success": [], "reward": [], "truncated": []}
     for start in range(0, len(episodes), samples):
         group = episodes[start : start + samples]

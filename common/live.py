@@ -22,7 +22,7 @@ SHOWN = (
 
 def duration(seconds: float) -> str:
     """Seconds as 42s, 3m05s or 2h07m."""
-    whole = int(round(seconds))
+    whole = round(seconds)
     if whole < 60:
         return f"{whole}s"
     if whole < 3600:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import time
+from collections import defaultdict
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -166,24 +167,17 @@ def averages(sums: dict[str, float], updates: int) -> dict[str, float]:
 
 
 def episode_metrics(episodes: list[Episode], rewards_B: Tensor) -> dict[str, float]:
-    """score/, reward/ and len/ metrics of a step's samples: all of them, whatever the update leaves out.
-
-    Unscored episodes (reward None or NaN) are counted in reward/unscored_frac and leave the means.
-    """
-    scores = [e.reward for e in episodes if e.reward is not None and not math.isnan(e.reward)]
-    shaped_B = rewards_B[~torch.isnan(rewards_B)]
+    """score/, reward/ and len/ metrics of a step's samples: all of them, whatever the update leaves out."""
     values = {
-        "reward/unscored_frac": 1 - len(scores) / len(episodes),
+        "score/mean": sum(e.reward for e in episodes) / len(episodes),
+        "reward/mean": float(rewards_B.mean()),
         "len/completion_mean": sum(sum(e.mask) for e in episodes) / len(episodes),
         "len/truncated_frac": sum(e.truncated for e in episodes) / len(episodes),
     }
-    if scores:
-        values |= {"score/mean": sum(scores) / len(scores), "reward/mean": float(shaped_B.mean())}
-    parts: dict[str, float] = {}
-    for episode in episodes:
-        for info in episode.infos:
-            for name, part in (info.get("parts") or {}).items():
-                parts[name] = parts.get(name, 0.0) + part
+    parts: dict[str, float] = defaultdict(float)
+    for info in (info for episode in episodes for info in episode.infos):
+        for name, part in (info.get("parts") or {}).items():
+            parts[name] += part
     return values | {f"reward/{name}": total / len(episodes) for name, total in parts.items()}
 
 

@@ -135,5 +135,5 @@ def build_value_head(model: Any, seed: int) -> nn.Sequential:
     with torch.no_grad():
         for parameter in head.parameters():
             parameter.zero_()
-        head[0].weight.normal_(0.0, hidden**-0.5, generator=stream)
+        next(head.parameters()).normal_(0.0, hidden**-0.5, generator=stream)
     return head.to(network(model).device)

@@ -20,8 +20,10 @@ from common.jobs import Cell, Failure, cell_folder, headline
 from common.runlog import distinct_rows, newest_records, peak_memory_mb, warn
 from common.stages import STAGE_FILE, plain
 
-PACKAGES = """torch transformers tokenizers peft trl accelerate datasets
-hydra-core omegaconf gymnasium numpy scipy matplotlib""".split()
+PACKAGES = [
+    *("torch", "transformers", "tokenizers", "peft", "trl", "accelerate", "datasets"),
+    *("hydra-core", "omegaconf", "gymnasium", "numpy", "scipy", "matplotlib"),
+]
 SUMMED = ("wall_s", "cpu_s", "tokens_forward", "tokens_trained", "flops")
 SIZE_LIMIT_MB = 3.0
 PICKS = (("best", 4), ("worst", 3), ("surprising", 3))

@@ -4,9 +4,9 @@ Where the time goes, and what is done about it:
 - Equal prompts are prefilled once; their keys and values are then copied to every member of the group.
 - Keys and values live in buffers of the final length, so that a step writes one column and allocates nothing.
 - Rows that have finished leave the batch as soon as enough of them have.
-- Small models are decoded through fused weights (common.decoding), in batches whose keys and values fit the CPU's cache.
+- Small models are decoded through fused weights (common.decoding).
 - Random numbers are drawn before the first step, one per row and token, and turned into tokens by the inverse of the
-  cumulative distribution: which rows share a batch, or are still in it, never changes what a row samples.
+  cumulative distribution: which rows are still in the batch never changes what a row samples.
 
 Shape suffixes: _N rows of the result, _B rows of the batch, _T tokens, _V vocabulary, _S steps since rows were dropped.
 """
@@ -68,9 +68,9 @@ def sample(
 
     ``temperature`` 0 is greedy, with log-probabilities at temperature 1. ``top_p`` and ``top_k`` (0: off) restrict what
     is drawn, never the reported log-probabilities: ratios computed from them assume that both are off. A row's tokens
-    depend on the generator's state, the row's index and ``max_new_tokens`` alone. The model may be wrapped by PEFT; it is
-    run in evaluation mode and left as it was. Raises ValueError on an empty prompt, on sampling without a generator, and
-    on stop strings without a tokenizer.
+    depend on its prompt, the generator's state, the row's index and ``max_new_tokens`` alone. The model may be wrapped
+    by PEFT; it is run in evaluation mode and left as it was. Raises ValueError on an empty prompt, on sampling without
+    a generator, and on stop strings without a tokenizer.
     """
     for index, prompt in enumerate(prompts):
         if not prompt:
@@ -116,10 +116,8 @@ def _sample_all(
     ids_NT = torch.zeros(len(source), max_new_tokens, dtype=torch.long, device=model.device)
     logp_NT = torch.zeros(ids_NT.shape, device=model.device)
     stop_NT = torch.zeros(ids_NT.shape, dtype=torch.bool, device=model.device)
-    for rows_B in torch.arange(len(source), device=model.device).split(decoder.batch_rows):
-        decoder.start(source_N[rows_B])
-        logits_BV = decoder.logits_PV[source_N[rows_B]]
-        _decode(decoder, logits_BV, rows_B, uniform_NT, rule, (ids_NT, logp_NT, stop_NT))
+    decoder.start(source_N)
+    _decode(decoder, decoder.logits_PV[source_N], uniform_NT, rule, (ids_NT, logp_NT, stop_NT))
     finished_N = stop_NT.any(1)
     length_N = torch.where(finished_N, stop_NT.int().argmax(1) + 1, max_new_tokens)
     return [
@@ -131,11 +129,12 @@ def _sample_all(
 
 
 def _decode(
-    decoder: Decoder, logits_BV: Tensor, rows_B: Tensor, uniform_NT: Tensor | None, rule: _Rule, results: tuple[Tensor, ...]
+    decoder: Decoder, logits_BV: Tensor, uniform_NT: Tensor | None, rule: _Rule, results: tuple[Tensor, ...]
 ) -> None:
-    """Decodes one batch to its end and writes tokens, log-probabilities and stop flags into their rows of the results."""
-    limit = results[0].shape[1]
-    uniform_TB = None if uniform_NT is None else uniform_NT[rows_B].T.contiguous()
+    """Decodes all rows to their end; writes tokens, log-probabilities and stop flags into the results, [N, T] each."""
+    rows, limit = results[0].shape
+    rows_B = torch.arange(rows, device=logits_BV.device)
+    uniform_TB = None if uniform_NT is None else uniform_NT.T.contiguous()
     done_B = torch.zeros(len(rows_B), dtype=torch.bool, device=rows_B.device)
     written: list[tuple[Tensor, Tensor, Tensor]] = []
     for step in range(limit):

@@ -1,7 +1,7 @@
 """Plain values from YAML or the command line -> typed dataclasses, strictly.
 
-OmegaConf's own structured configs convert quietly (a YAML `no` in a text field becomes "False", 12:30:45 becomes 45045);
-here a value either has the declared type or the reader gets one sentence that names key, value and what is allowed.
+OmegaConf's own structured configs convert quietly (a YAML `no` in a text field becomes "False", 12:30:45 "45045"); here
+a value either has the declared type or the reader gets one sentence that names key, value and what is allowed.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ class ConfigError(ValueError):
 
 
 def suggest(word: str, known: Iterable[str]) -> str:
-    """' Did you mean `x`?' for the nearest known word, or an empty string; a full dotted key or its last part may match."""
+    """' Did you mean `x`?' for the nearest known word, or ''; a full dotted key or its last part may match."""
     names = list(known)
     close = difflib.get_close_matches(word, names, n=1, cutoff=0.6)
     if not close:
@@ -43,7 +43,7 @@ def within(key: str, value: float, low: float | None = None, high: float | None 
 
 
 def convert(annotation: Any, value: Any, key: str) -> Any:
-    """`value` (None, bool, int, float, str, list, dict) as the annotated type; raises ConfigError with `key` otherwise."""
+    """`value` (None, bool, int, float, str, list, dict) as the annotated type; else raises ConfigError with `key`."""
     origin, args = get_origin(annotation), get_args(annotation)
     if annotation is Any:
         return value

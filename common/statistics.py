@@ -141,7 +141,7 @@ def _bootstrap(values_S: np.ndarray, matrix_SI: np.ndarray | None) -> tuple[floa
 
 
 def _rate_interval(values_S: np.ndarray, items: int) -> tuple[float, float] | None:
-    """Wilson where the bootstrap would claim false certainty: seeds that are single trials, or a rate stuck at 0 or 1."""
+    """Wilson where the bootstrap would claim false certainty: one trial per seed, or a rate stuck at 0 or 1."""
     if not items and np.isin(values_S, (0.0, 1.0)).all():
         return wilson(int(values_S.sum()), len(values_S))
     if values_S.min() == values_S.max() and values_S[0] in (0.0, 1.0):
@@ -153,7 +153,7 @@ def _rate_interval(values_S: np.ndarray, items: int) -> tuple[float, float] | No
 def estimate(sample: Sample, rate: bool = False) -> Estimate | None:
     """Mean of one arm with a 95 % interval over seeds (and shared items); None without any seed.
 
-    `rate` says that the values are shares in [0, 1]: the interval is then clipped to it and never has zero width at 0 or 1.
+    `rate`: the values are shares in [0, 1]; the interval is then clipped to it and never has zero width at 0 or 1.
     One seed without items gives an interval of zero width around the only number there is (no verdict rests on it).
     """
     seeds = sample.seeds
@@ -189,11 +189,15 @@ def difference(arm: Sample, versus: Sample, rate: bool = False) -> Estimate | No
     mean, low, high = _bootstrap(values_S, matrix_SI)
     if rate:
         if math.isclose(low, high, abs_tol=1e-12) or (not items and np.isin(values_S, (-1.0, 0.0, 1.0)).all()):
-            trials = [Sample({seed: side.values[seed] for seed in common}) for side in (arm, versus)]
-            wider = _apart(trials[0], trials[1], rate)
+            wider = _apart(_only(arm, common), _only(versus, common), rate)
             low, high = (wider.low, wider.high) if wider else (low, high)
         low, high = max(-1.0, low), min(1.0, high)
     return Estimate(mean, low, high, len(common), items, paired=True)
+
+
+def _only(sample: Sample, seeds: Sequence[int]) -> Sample:
+    items = {seed: sample.items[seed] for seed in seeds if seed in sample.items}
+    return Sample({seed: sample.values[seed] for seed in seeds}, items)
 
 
 def _apart(arm: Sample, versus: Sample, rate: bool) -> Estimate | None:
@@ -215,7 +219,7 @@ def judge(interval: Estimate, low: float = -math.inf, high: float = math.inf, cl
     """
     if interval.seeds < MIN_SEEDS:
         return "no verdict"
-    if low < interval.low and interval.high < high or closed and low <= interval.low and interval.high <= high:
+    if (low < interval.low and interval.high < high) or (closed and low <= interval.low and interval.high <= high):
         return "supported"
     if interval.high < low or interval.low > high:
         return "contradicted"

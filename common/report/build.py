@@ -18,6 +18,7 @@ import jinja2
 from markdown_it import MarkdownIt
 
 from common.claims import VERDICTS, Claims, Finding, evaluate_all, load_claims
+from common.config import FIRST_REPORT_SEED
 from common.records import Record, ordered, read_json, read_jsonl
 from common.report import tables
 from common.report.figures import default_figures, inline, title_of
@@ -48,9 +49,9 @@ class Result:
 
     @property
     def changed(self) -> list[str]:
-        """The overridden keys of a variant, "key=value"; empty for the unchanged configuration."""
+        """What a variant overrides, "key=value"; empty for the unchanged configuration."""
         config = self.provenance.get("configuration", {})
-        return list(config.get("overrides") or []) if config.get("variant") else []
+        return sorted([*config.get("overrides", []), *config.get("selection", [])])
 
 
 def load(folder: Path, claims: Claims) -> Result:
@@ -182,7 +183,8 @@ def _context(result: Result, svgs: list[tuple[str, str]], sections: Mapping[str,
         "verdicts": VERDICTS,
         "counts": ", ".join(f"{count} {verdict}" for verdict, count in counts.items()),
         "seeds": ", ".join(map(str, seeds)),
-        "tuning": [seed for seed in seeds if seed < 100],
+        "first_report_seed": FIRST_REPORT_SEED,
+        "tuning": any(seed < FIRST_REPORT_SEED for seed in seeds),
         "claims_table": tables.claims_table(findings, claims) if findings else None,
         "main_table": main_table(result),
         "has_base": base_of(result) is not None,
@@ -215,12 +217,13 @@ def _rollout(row: Record) -> dict[str, Any]:
         "reward": number(row["reward"]),
         "parts": [(name, number(value)) for name, value in (row.get("parts") or {}).items()],
         "reason": visible(str(row.get("reason", ""))),
-        "prompt": _shown(row["prompt"]),
-        "segments": [{"text": _shown(part["text"]), "policy": bool(part["mask"])} for part in row["segments"]],
+        "prompt": shown(row["prompt"]),
+        "segments": [{"text": shown(part["text"]), "policy": bool(part["mask"])} for part in row["segments"]],
     }
 
 
-def _shown(text: str) -> str:
+def shown(text: str) -> str:
+    """Untrusted text made visible, cut at TEXT_LIMIT characters with the rest counted."""
     if len(text) <= TEXT_LIMIT:
         return visible(text)
     return f"{visible(text[:TEXT_LIMIT])} [{len(text) - TEXT_LIMIT:,} more characters]"

@@ -89,16 +89,21 @@ def _label(axis: Axis, unit: str, text: str) -> None:
     axis.set_label_text(text)
 
 
-def _legend(axes: Axes) -> None:
-    if axes.get_legend_handles_labels()[1]:
-        axes.legend(loc="center left", bbox_to_anchor=(1.01, 0.5), handlelength=3)
+def _legend(figure: Figure, axes: Axes) -> None:
+    """A legend below the plot, in as many columns as the names leave room for; the figure grows by its rows."""
+    handles, names = axes.get_legend_handles_labels()
+    if names:
+        columns = max(1, min(4, len(names), round(84 / (max(map(len, names)) + 9))))
+        figure.set_figheight(figure.get_figheight() + 0.22 * -(-len(names) // columns))
+        figure.legend(handles, names, loc="outside lower center", ncols=columns, handlelength=3)
 
 
 def series(
     records: Sequence[Record], arm: str, split: str, metric: str, x: str = "step", unit: str | None = None
 ) -> tuple[list[float], list[Estimate]]:
-    """An arm's curve: x positions and the estimate over seeds at each step (the later record of a seed and step wins).
+    """An arm's curve: x positions and the estimate over seeds at each step.
 
+    Where a step has both, the evaluation while training is shown and not the final one, which may use more items.
     `x` is "step" or a metric recorded at the same arm, seed and step; its mean over seeds is the position.
     """
     by_step: dict[int, dict[int, Record]] = {}
@@ -106,7 +111,9 @@ def series(
     for row in records:
         if row["arm"] == arm and row["value"] is not None:
             if (row["split"], row["metric"]) == (split, metric):
-                by_step.setdefault(row["step"], {})[row["seed"]] = row
+                at = by_step.setdefault(row["step"], {})
+                if not row["final"] or row["seed"] not in at:
+                    at[row["seed"]] = row
             elif row["metric"] == x:
                 position.setdefault(row["step"], {})[row["seed"]] = row["value"]
     xs, estimates = [], []
@@ -139,18 +146,19 @@ def curve(
     `book_lines` are horizontal marks, text -> value. Arms without a curve are left out; `unit` None is the registry's.
     """
     title = title or f"{metric} on {split} while training (mean and 95 % interval over seeds)"
-    with canvas(path, title) as (_, axes):
+    with canvas(path, title) as (figure, axes):
         for index, arm in enumerate(arms):
             xs, estimates = series(records, arm, split, metric, x, unit)
             if not xs:
                 continue
-            colour = COLOURS[index % len(COLOURS)]
+            # From the ninth arm on colours repeat, with another line and marker.
+            colour, look = COLOURS[index % len(COLOURS)], index + index // len(COLOURS)
             axes.plot(
                 xs,
                 [e.mean for e in estimates],
                 color=colour,
-                linestyle=LINES[index % len(LINES)],
-                marker=MARKERS[index % len(MARKERS)],
+                linestyle=LINES[look % len(LINES)],
+                marker=MARKERS[look % len(MARKERS)],
                 markevery=max(1, len(xs) // 8),
                 label=(labels or {}).get(arm, arm),
             )
@@ -164,10 +172,10 @@ def curve(
                 "xytext": (4, 2),
                 "textcoords": "offset points",
             }
-            axes.annotate(text, (0.0, value), fontsize=8, **place)
+            axes.annotate(text, (1.0, value), fontsize=8, **place)
         _label(axes.xaxis, "count" if x == "step" else _unit(x, None), x_label or x)
         _label(axes.yaxis, _unit(metric, unit), y_label or metric)
-        _legend(axes)
+        _legend(figure, axes)
     return path.name
 
 
@@ -192,7 +200,7 @@ def bars(
     """
     unit = _unit(metric, unit)
     title = title or f"{metric} on {split}, final (bars: mean, whiskers: 95 % interval)"
-    with canvas(path, title, height=1.1 + 0.42 * len(arms)) as (_, axes):
+    with canvas(path, title, height=1.1 + 0.42 * len(arms)) as (figure, axes):
         for row, arm in enumerate(arms):
             _bar(axes, row, estimate(sample_at(records, Point(arm, metric, split, step)), rate=unit == "rate"), unit)
         for marks, marker, name in ((book or {}, "D", "book"), (source or {}, "^", "source")):
@@ -202,22 +210,22 @@ def bars(
                 axes.plot(values, rows, marker, label=name, markersize=7, mfc="#FFFFFF", mec=COLOURS[1], mew=1.6)
         axes.set_yticks(range(len(arms)), [(labels or {}).get(arm, arm) for arm in arms])
         axes.invert_yaxis()
-        axes.margins(x=0.16)
+        axes.margins(x=0.05)
         axes.grid(axis="y", visible=False)
         _label(axes.xaxis, unit, x_label or metric)
-        _legend(axes)
+        _legend(figure, axes)
     return path.name
 
 
 def _bar(axes: Axes, row: int, found: Estimate | None, unit: str) -> None:
-    beside: dict[str, Any] = {"textcoords": "offset points", "fontsize": 9}
-    if found is None:
-        axes.annotate("no value", (0, row), xytext=(4, -3), **beside)
-        return
-    axes.barh(row, found.mean, height=0.62, color=COLOURS[4], edgecolor="#000000", linewidth=0.6)
-    ends = [[max(0.0, found.mean - found.low)], [max(0.0, found.high - found.mean)]]
-    axes.errorbar(found.mean, row, xerr=ends, color="#000000", capsize=3, linewidth=1.2)
-    axes.annotate(number(found.mean, unit), (max(found.high, found.mean), row), xytext=(7, -3), **beside)
+    """One bar with its whisker; the number stands in a column at the right, clear of the published marks."""
+    text = number(found.mean, unit) if found else "no value"
+    place = axes.get_yaxis_transform()
+    axes.annotate(text, (1.0, row), xycoords=place, xytext=(4, -3), textcoords="offset points", fontsize=9)
+    if found:
+        axes.barh(row, found.mean, height=0.62, color=COLOURS[4], edgecolor="#000000", linewidth=0.6)
+        ends = [[max(0.0, found.mean - found.low)], [max(0.0, found.high - found.mean)]]
+        axes.errorbar(found.mean, row, xerr=ends, color="#000000", capsize=3, linewidth=1.2)
 
 
 def default_figures(

@@ -113,7 +113,7 @@ def report_block(root: Path, results: Path, experiment: Experiment) -> str:
 
 def replaced(path: Path, block: tuple[str, str], text: str) -> str:
     """The file's text with the generated block renewed; ValueError unless each marker is there once, in order."""
-    old = path.read_text(encoding="utf-8")
+    old = path.read_text(encoding="utf-8") if path.is_file() else ""
     begin, end = block
     if old.count(begin) != 1 or old.count(end) != 1 or old.index(begin) > old.index(end):
         raise ValueError(f"{path} needs one line {begin} and, after it, one line {end}")

@@ -69,16 +69,18 @@ def finding_text(finding: Finding, claims: Claims) -> str:
 
 
 def requirement(finding: Finding, claims: Claims) -> str:
-    """What the claim asks of the numbers, in words: `success` on ood: grpo - start > 0.0 points."""
+    """What the claim asks of the numbers, in words, e.g. success (ood): GRPO minus start > 0."""
     test = finding.claim.test
     unit = claims.metric(test.metric).unit
     first, *rest = test.points
-    words = f"`{first.metric}` on {first.split}: {_place(first, claims)}"
+    words = f"{claims.metric(first.metric).title} ({first.split}): {_place(first, claims)}"
     if rest:
         changed = [name for name in ("metric", "split") if getattr(rest[0], name) != getattr(first, name)]
         extra = f" ({', '.join(getattr(rest[0], name) for name in changed)})" if changed else ""
         words += f" minus {_place(rest[0], claims)}{extra}"
-    low, high = (number(end, unit, bool(rest)) if math.isfinite(end) else "" for end in test.bounds)
+    low, high = (
+        "0" if end == 0 else number(end, unit, bool(rest)) if math.isfinite(end) else "" for end in test.bounds
+    )
     if test.kind == "within":
         open_ends = {
             low if test.low is None else "": f"at most {high}",
@@ -174,7 +176,7 @@ def discrepancy_table(
 
     def ours(item: Discrepancy) -> str:
         parts = []
-        for point in item.points:
+        for point in item.ours:
             metric = claims.metric(point.metric).title
             parts.append(
                 f"{_place(point, claims)}, {metric}, {point.split}: {measured(records, point, claims, provenance)}"
@@ -229,7 +231,9 @@ def failures(provenance: Provenance) -> list[str]:
     lines = [f"{item['arm']}, seed {item['seed']}: {item['error']}" for item in failed]
     for arm in ordered(failed, "arm"):
         done, total = cells_of(provenance, arm)
-        if done * 2 < total:
+        if not done:
+            lines.append(f"Warning: no cell of {arm} finished.")
+        elif done * 2 < total:
             lines.append(f"Warning: {arm} lost {total - done} of {total} cells; its mean speaks of the survivors only.")
     return lines
 

@@ -171,11 +171,12 @@ def check_fields(value: Mapping[str, Any], fields: Mapping[str, Field]) -> str |
             if field.required:
                 return f"{MISSING}: {name}"
             continue
-        found: Any = value[name]
-        if type(found) is not field.kind:
-            return f"{WRONG_TYPE}: {name}"
-        if field.item is None:
-            continue
-        if len(found) > field.max_items or any(type(item) is not field.item for item in found):
+        if type(value[name]) is not field.kind or not _items_fit(value[name], field):
             return f"{WRONG_TYPE}: {name}"
     return None
+
+
+def _items_fit(found: Any, field: Field) -> bool:
+    if field.item is None:
+        return True
+    return len(found) <= field.max_items and all(type(item) is field.item for item in found)

@@ -145,7 +145,7 @@ def _split_sides(text: str, limits: Limits) -> tuple[str, int | None, str | None
 
 
 def _value(text: str, limits: Limits) -> Formula:
-    """Two-stack evaluation of one side; numbers are (numerator, denominator) pairs in lowest terms."""
+    """Two-stack evaluation of one side; numbers are (numerator, denominator) pairs without a common factor."""
     numbers: list[tuple[int, int]] = []
     operators: list[str] = []
     leaves: list[int] = []
@@ -225,7 +225,7 @@ def _reduce(numbers: list[tuple[int, int]], operator: str) -> bool:
     elif c == 0:
         return False
     else:
-        top, bottom = (a * d, b * c) if c > 0 else (-a * d, -b * c)
+        top, bottom = a * d, b * c
     shared = gcd(top, bottom)
     numbers.append((top // shared, bottom // shared))
     return True
