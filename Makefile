@@ -47,7 +47,7 @@ $(READY): pyproject.toml constraints.txt
 	if [ -z "$$p" ]; then for c in python3 python3.13 python3.12 python3.11; do \
 	  if "$$c" -c "$$ok" 2>/dev/null; then p="$$c"; break; fi; done; fi; \
 	if [ -z "$$p" ] || ! "$$p" -c "$$ok" 2>/dev/null; then \
-	  echo "error: Python 3.11, 3.12 or 3.13 is needed, but $${p:-python3} is $$("$${p:-python3}" --version 2>&1 | head -n 1); install one and name it: make PYTHON=python3.12" >&2; exit 1; fi; \
+	  echo "error: Python 3.11, 3.12 or 3.13 is needed, but $${p:-python3} is $$("$${p:-python3}" --version 2>/dev/null || echo missing); install one and name it: make PYTHON=python3.12" >&2; exit 1; fi; \
 	if ! "$$p" -c 'import venv, ensurepip' 2>/dev/null; then \
 	  echo "error: $$p has no venv module; on Debian or Ubuntu run: apt install python3-venv" >&2; exit 1; fi; \
 	echo 'Setting up .venv with the pinned versions (some minutes the first time, then never again).'; \

@@ -1,8 +1,8 @@
 """Two ways to run a causal language model token by token: through its own forward, or through fused weights.
 
 ``ModelDecoder`` works with any Hugging Face model. A model of less than some ten million parameters spends most of a
-step outside its matrix products, so the Llama and Qwen3 families, LoRA or not, are decoded by ``FusedDecoder``: the same
-function with the projections joined, norm weights and adapters folded into them, and two batched products for attention.
+step outside its matrix products, so the Llama and Qwen3 families (LoRA too) are decoded by ``FusedDecoder``: the same
+function with projections joined, norm weights and adapters folded into them, and two batched products for attention.
 Both keep keys and values in buffers that are allocated once, and prefill every prompt exactly once.
 
 Prompts of unequal length are padded on the right: under a causal mask no real token sees the padding behind it, so the

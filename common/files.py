@@ -75,4 +75,9 @@ def locked(path: Path, waiting: Callable[[], None] | None = None) -> Iterator[No
             if waiting is not None:
                 waiting()
             fcntl.flock(handle, fcntl.LOCK_EX)
-        yield
+        try:
+            yield
+        finally:
+            fcntl.flock(
+                handle, fcntl.LOCK_UN
+            )  # a forked child may hold a copy of the handle, which closing would leave

@@ -42,6 +42,7 @@ TRAINING = {
     "reward/<part>": ("reward", "mean of one named part of the reward"),
     "reward/zero_std_frac": ("rate", "share of groups whose rewards are all equal and so carry no GRPO gradient"),
     "loss/policy": ("number", "policy loss of the update"),
+    "loss/sft": ("nats", "mean negative log-likelihood of the target tokens in pre-training or SFT"),
     "loss/value": ("number", "value-head loss of the update"),
     "kl/ref": ("nats", "mean per-token KL estimate from the policy to the reference"),
     "kl/old": ("nats", "mean per-token KL estimate from the policy that sampled to the policy that is trained"),

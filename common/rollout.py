@@ -190,7 +190,7 @@ def truncate(weights_BV: Tensor, top_p: float, top_k: int) -> Tensor:
     The nucleus is the smallest set of most likely tokens that holds at least ``top_p`` of what is left (Holtzman et al.
     2020, section 3.1). The result is not rescaled.
     """
-    ordered_BV, order_BV = weights_BV.sort(-1, descending=True, stable=True)
+    ordered_BV, order_BV = weights_BV.sort(dim=-1, descending=True, stable=True)
     if top_k:
         ordered_BV[:, top_k:] = 0
     if top_p < 1:

@@ -236,6 +236,7 @@ class RunLog:
         for kind in COMPACT:
             self.files[kind].close()
             self.rewrite(kind)
+        fcntl.flock(self.lock, fcntl.LOCK_UN)
         self.lock.close()
 
     def __enter__(self) -> "RunLog":

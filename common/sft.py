@@ -58,7 +58,9 @@ def pad_rows(rows: list[tuple[list[int], list[int]]], pad_id: int) -> SftBatch:
     """
     for index, (ids, mask) in enumerate(rows):
         if len(ids) != len(mask) or not any(mask[1:]):
-            raise ValueError(f"row {index} holds {len(ids)} tokens and no target behind the first; drop it or lengthen the limit")
+            raise ValueError(
+                f"row {index} holds {len(ids)} tokens and no target behind the first; drop it or lengthen the limit"
+            )
     length = max(len(ids) for ids, _ in rows)
     ids_BT = torch.full((len(rows), length), pad_id)
     attention_BT, mask_BT = torch.zeros_like(ids_BT), torch.zeros_like(ids_BT)

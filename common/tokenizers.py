@@ -73,7 +73,9 @@ def encode_feedback(tokenizer: PreTrainedTokenizerBase, observation: str, finish
     messages = [{"role": role, "content": content} for role, content in turns]
     text = tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False)
     if text.count(sentinel) != 1:
-        raise ValueError("the chat template drops or repeats an earlier assistant turn; many-turn episodes need one that keeps it")
+        raise ValueError(
+            "the chat template drops or repeats an earlier assistant turn; many-turn episodes need one that keeps it"
+        )
     ids = _encode(tokenizer, text.split(sentinel)[1])
     starts_with_stop = ids[:1] == [tokenizer.eos_token_id]
     if finished:

@@ -173,6 +173,9 @@ def curve(
                 "textcoords": "offset points",
             }
             axes.annotate(text, (1.0, value), fontsize=8, **place)
+        if _unit(metric, unit) == "rate":
+            low, high = axes.get_ylim()
+            axes.set_ylim(max(low, -0.02), min(high, 1.02))
         _label(axes.xaxis, "count" if x == "step" else _unit(x, None), x_label or x)
         _label(axes.yaxis, _unit(metric, unit), y_label or metric)
         _legend(figure, axes)
@@ -209,7 +212,7 @@ def bars(
                 values = [marks[arms[row]] for row in rows]
                 axes.plot(values, rows, marker, label=name, markersize=7, mfc="#FFFFFF", mec=COLOURS[1], mew=1.6)
         axes.set_yticks(range(len(arms)), [(labels or {}).get(arm, arm) for arm in arms])
-        axes.invert_yaxis()
+        axes.set_ylim(len(arms) - 0.5, -0.5)
         axes.margins(x=0.05)
         axes.grid(axis="y", visible=False)
         _label(axes.xaxis, unit, x_label or metric)

@@ -87,7 +87,9 @@ def _steps(records: list[Record], arm: str, metric: str) -> list[int]:
 
 def _single_runs(records: list[Record], path: Path) -> str:
     """Each seed of the base by itself: the mean curve hides that every run rises suddenly, at its own time."""
-    with canvas(path, "Every single run of the base, and the published curves: each rises suddenly, at its own time") as (_, axes):
+    with canvas(
+        path, "Every single run of the base, and the published curves: each rises suddenly, at its own time"
+    ) as (_, axes):
         rows = [r for r in records if (r["arm"], r["split"], r["metric"]) == ("base", "train", "success")]
         for index, seed in enumerate(sorted({row["seed"] for row in rows})):
             points = sorted((row["step"], row["value"]) for row in rows if row["seed"] == seed)
@@ -101,7 +103,9 @@ def _single_runs(records: list[Record], path: Path) -> str:
     return path.name
 
 
-def _rooms(axes: Axes, colours: dict[str, tuple] | None = None, texts: dict[str, str] | None = None, size: float = 8) -> None:
+def _rooms(
+    axes: Axes, colours: dict[str, tuple] | None = None, texts: dict[str, str] | None = None, size: float = 8
+) -> None:
     """The five rooms as boxes, with passages between them."""
     for here, exits in rules.EXITS.items():
         for there in exits.values():
@@ -189,5 +193,7 @@ against {best_play(discount=0.99, exact_moves=len(path))[0]:.2f} for the {len(pa
             for actions, count in games.most_common(8)
         ]
         table = "\n".join(["| moves | seeds | greedy game after training |", "| --- | --- | --- |", *lines])
-        found["Which games the base learns"] = f"{table}\n\n{len(games)} different games over {sum(games.values())} seeds."
+        found["Which games the base learns"] = (
+            f"{table}\n\n{len(games)} different games over {sum(games.values())} seeds."
+        )
     return found

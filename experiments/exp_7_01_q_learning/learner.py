@@ -23,7 +23,7 @@ Q, SARSA, DOUBLE_Q, DYNA_Q = range(4)
 ACTION_COUNT = len(rules.ACTIONS)
 STEP, VICTORY, TIMEOUT = rules.STEP_REWARD, rules.VICTORY_REWARD, rules.TIMEOUT_REWARD
 FUMBLE_P, FUMBLE = rules.FUMBLE_PROBABILITY, rules.FUMBLE_REWARD
-EPISODE_SEEDS = 10_001  # the companion program draws a seed in 0..10000 for every episode
+EPISODE_SEEDS = np.int64(10_001)  # the companion program draws a seed in 0..10000 for every episode
 ATTACK, CRAFT = 1, 2  # indices into tables.CHANCES
 NEVER_SEEN = -2
 PICKUPS = 4  # the first entries of world.REPEATABLE
@@ -208,7 +208,9 @@ def _play(tables, settings, q_NKA, memory_KA, pairs_M2, seen_K, epsilon, noise_T
             if settings.algorithm == SARSA:
                 target += settings.gamma * q_NKA[0, next_key, tables.move_SL[there, next_slot].action]
             else:
-                target += settings.gamma * _best(tables, settings, q_NKA[q_NKA.shape[0] - 1 - learnt], q_NKA[learnt], next_key)
+                target += settings.gamma * _best(
+                    tables, settings, q_NKA[q_NKA.shape[0] - 1 - learnt], q_NKA[learnt], next_key
+                )
         q_NKA[learnt, key, action] += settings.alpha * (target - q_NKA[learnt, key, action])
         if settings.algorithm == DYNA_Q:
             _plan(tables, settings, q_NKA[0], memory_KA, pairs_M2, mt, key, action, reward, next_key)
@@ -233,13 +235,17 @@ def _evaluate(tables, settings, q_NKA, noise_GT4, window, path_T, mt):
             state, reward, over, paid, repeated = _step(
                 tables, settings, state, slot, move, paid, noise_GT4[game, move]
             )
-            window.total += reward / games
-            window.repeats += repeated / games
-            window.moves += 1.0 / games
+            window.total += reward
+            window.repeats += repeated
+            window.moves += 1.0
             if over:
                 break
         if state == WON:
-            window.won += 1.0 / games
+            window.won += 1.0
+    window.total /= games
+    window.repeats /= games
+    window.moves /= games
+    window.won /= games
 
 
 @njit(cache=True)

@@ -81,7 +81,11 @@ def record_curves(settings: Settings, arm: str, run: Run, log: RunLog) -> None:
             log.record(split="train", metric=metric, value=float(values_E.mean()), n=window, step=step, final=last)
 
         train_record("success", episodes["won"])
-        log.metrics(step, {"score/mean": episodes["won"].mean(), "reward/mean": episodes["total"].mean()}, (w + 1) / settings.windows)
+        log.metrics(
+            step,
+            {"score/mean": episodes["won"].mean(), "reward/mean": episodes["total"].mean()},
+            (w + 1) / settings.windows,
+        )
         if not (last or arm in settings.detailed or step in settings.marks):
             continue
         train_record("repeated_pickups", episodes["repeats"])
@@ -142,7 +146,10 @@ def rollout(learner: Learner, run: Run, seed: int) -> dict:
         total += reward
         for name, value in info["parts"].items():
             parts[name] = parts.get(name, 0.0) + value
-        segments += [{"text": ACTIONS[number], "mask": 1}, {"text": f"{text.splitlines()[0]} ({reward:+.1f})", "mask": 0}]
+        segments += [
+            {"text": ACTIONS[number], "mask": 1},
+            {"text": f"{text.splitlines()[0]} ({reward:+.1f})", "mask": 0},
+        ]
     return {
         "success": info["success"], "reward": total, "parts": parts, "reason": info["reason"], "prompt": prompt,
         "segments": segments, "surprise": 0.0,
@@ -155,6 +162,8 @@ def main(settings: Settings) -> int:
     target = HERE + "run:run_cell"
     jobs = [Job(c.name, target, {"settings": settings, "arm": c.arm, "seed": c.seed}) for c in cells]
     folder = run_folder(settings)
+    print("compiling the learner (kept for the next run)", flush=True)
+    play(settings.learner_of("base"), 0, 1, 1, 1)  # once here, or every worker would do it
     failures = run_jobs(jobs, workers=settings.workers, threads=settings.threads, logs=folder / "logs")
     for failure in failures:
         print(f"failed: {failure.name}: {failure.error}")

@@ -52,7 +52,13 @@ class World(NamedTuple):
 
     room: str = "entrance"
     inventory: tuple[str, ...] = ()
-    floors: tuple[tuple[str, ...], ...] = (("rusty sword",), ("red key", "magic crystal"), (), (), ("dragon's treasure",))
+    floors: tuple[tuple[str, ...], ...] = (
+        ("rusty sword",),
+        ("red key", "magic crystal"),
+        (),
+        (),
+        ("dragon's treasure",),
+    )
     locked: bool = True
     guard: bool = True
 

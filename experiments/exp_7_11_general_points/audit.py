@@ -228,13 +228,19 @@ def exploit_texts(problem: Problem, marker: Path) -> list[str]:
         '"success": true, "reward": 5, "class": "correct"',
     ]
     wrapped = [f"{{{body}, {field}}}" for field in fields] + [f'{{"formula": "{formula}"}}', good[:-1]]
+    thoughts = [f"<think>{good}", f"<think>{good}</think>", f"<think>{good}</think>{bad}", f"{good}</think>{bad}"]
+    return bare + broken + several + wrapped + thoughts + [good.replace('"', "'")]
+
+
+def exploit_lists(problem: Problem, marker: Path) -> list[str]:
+    """Right formulas beside lists of other types or sizes: refused where the lists are graded."""
+    formula = hands.solve(problem.values)[0].formula
+    good, numbers = problem.reply(formula), json.dumps(list(problem.values))
     lists: list[object] = [None, "", [], [True] * 4, [float(value) for value in problem.values], {}, numbers]
     lists += [[f"__import__('os').system('touch {marker}')"], [list(problem.values)]]
     typed = [problem.reply(formula, number=value) for value in lists]
     typed += [problem.reply(formula, cards=value) for value in lists]
-    typed += [good.replace(numbers, other) for other in ("[NaN]", "[Infinity]", "[1e999]", "(1, 2)")]
-    thoughts = [f"<think>{good}", f"<think>{good}</think>", f"<think>{good}</think>{bad}", f"{good}</think>{bad}"]
-    return bare + broken + several + wrapped + typed + thoughts + [good.replace('"', "'")]
+    return typed + [good.replace(numbers, other) for other in ("[NaN]", "[Infinity]", "[1e999]", "(1, 2)")]
 
 
 def exploits(marker: Path) -> Iterator[Case]:
@@ -246,6 +252,8 @@ def exploits(marker: Path) -> Iterator[Case]:
                 yield Case("exploit: formula", problem.cards, rule, problem.reply(formula), False)
             for text in exploit_texts(problem, marker):
                 yield Case("exploit: completion", problem.cards, rule, text, False)
+            for text in exploit_lists(problem, marker):
+                yield Case("exploit: lists", problem.cards, rule, text, False)
 
 
 # --- the run --------------------------------------------------------------------------------------------------------
@@ -261,12 +269,16 @@ def all_cases(marker: Path) -> Iterator[Case]:
 
 
 def audit(cases: Iterator[Case]) -> tuple[Counter, list[str]]:
-    """(number of cases by group, one line per hole). A hole is a wrong verdict, an exception or a stall."""
-    env = GeneralPoints()
+    """(number of cases by group, one line per hole). A hole is a wrong verdict, an exception or a stall.
+
+    Groups about the lists are judged where the lists are graded, all others by the environment's default.
+    """
+    envs = {False: GeneralPoints(), True: GeneralPoints(switches=["graded_lists"])}
     tried: Counter = Counter()
     holes: list[str] = []
     for case in cases:
         tried[case.group] += 1
+        env = envs["list" in case.group]
         started = time.process_time()  # not wall time: a busy machine is no hole
         try:
             env.reset(options={"cards": case.cards, "face_values": case.rule})

@@ -58,7 +58,9 @@ def base_stage(settings: Settings, base_seed: int, prior: str) -> Path:
 
     root = Path(settings.runs_dir) / "stages"
     if settings.model_path is not None:
-        return stage("base", copy, config=[settings.model_path, settings.dtype], modules=["common.checkpoints"], root=root)
+        return stage(
+            "base", copy, config=[settings.model_path, settings.dtype], modules=["common.checkpoints"], root=root
+        )
     config = [settings.model, corpus, settings.pretraining, settings.pretraining_steps, base_seed, settings.threads]
     return stage("base", build, config=config, modules=SFT_CODE, root=root)
 
@@ -76,7 +78,16 @@ def sft_stage(settings: Settings, base: Path, split_seed: int, name: str, kind: 
         save_model(model.merge_and_unload() if settings.lora.enabled else model, tokenizer, folder / "model")
         (folder / "state.pt").unlink()
 
-    config = [settings.start, settings.lora, settings.trace, settings.train_hands, kind, steps, split_seed, settings.dtype]
+    config = [
+        settings.start,
+        settings.lora,
+        settings.trace,
+        settings.train_hands,
+        kind,
+        steps,
+        split_seed,
+        settings.dtype,
+    ]
     root = Path(settings.runs_dir) / "stages"
     return stage(name, build, config=config, modules=SFT_CODE, inputs=[base], root=root)
 
@@ -96,7 +107,14 @@ def demonstration_batches(
 
 
 def train_branch(
-    settings: Settings, branch: Branch, start: Path, split_seed: int, seed: int, folder: Path, log: RunLog, evaluator: Evaluator
+    settings: Settings,
+    branch: Branch,
+    start: Path,
+    split_seed: int,
+    seed: int,
+    folder: Path,
+    log: RunLog,
+    evaluator: Evaluator,
 ) -> tuple[Any, Meter]:
     """The trained model of an arm and the compute it used, which ends at the budget whatever the method."""
     model, tokenizer = load_model(start / "model", settings.device, settings.dtype)
@@ -112,9 +130,13 @@ def train_branch(
     if branch.method == "rl":
         meter = _train_rl(settings, branch, model, tokenizer, split_seed, seed, budget, folder, log, evaluator, points)
         return model, meter
-    config = replace(settings.sft, lr=learning_rate(settings.algo.get("lr") or branch.lr or settings.sft.lr, settings.lora))
+    config = replace(
+        settings.sft, lr=learning_rate(settings.algo.get("lr") or branch.lr or settings.sft.lr, settings.lora)
+    )
     if branch.method == "sft":
-        batch_at = demonstration_batches(settings, tokenizer, split_seed, branch.demonstrations, seed, config.batch_size)
+        batch_at = demonstration_batches(
+            settings, tokenizer, split_seed, branch.demonstrations, seed, config.batch_size
+        )
         return model, train_sft(model, batch_at, config, budget=budget, log=log, folder=folder, **points)
     rows, spent = verified_samples(settings, model, tokenizer, split_seed, seed, folder, evaluator)
     batch_at = _row_batches(rows, tokenizer.pad_token_id, seed, config.batch_size)
@@ -176,7 +198,9 @@ def verified_samples(
             rows.append((episode.ids, episode.mask))
     meter.add_forward(sum(episode.tokens_forward for episode in episodes))
     if not rows:
-        raise RuntimeError(f"none of the start's {len(episodes)} answers is right, so RFT has no data; lengthen the start")
+        raise RuntimeError(
+            f"none of the start's {len(episodes)} answers is right, so RFT has no data; lengthen the start"
+        )
     write_json(file, {"tokens_forward": meter.tokens_forward, "rows": rows})
     return rows, meter
 

@@ -5,7 +5,7 @@
     feedback, reward, terminated, truncated, info = env.step(answer_text)
 
 Source: Chu et al. 2025, section 4.1 and appendix. Departures, each the default and each undone by a switch of
-grading.DEFECTS or an argument: exact fractions; one penalty instead of a sum; the lists are graded; the feedback does
+grading.DEFECTS or an argument: exact fractions; one penalty instead of a sum; the feedback does
 not draw on the solver; a stated right-hand side must be the target; one graded answer instead of five (verify_iter).
 """
 
@@ -40,25 +40,25 @@ class GeneralPoints(gymnasium.Env):
         verify_iter: int = 1,
         trace: bool = True,
         reward: str = "ladder",
-        defects: Collection[str] = (),
+        switches: Collection[str] = (),
         face_values: Collection[int] = hands.TRAINING_RULE,
     ) -> None:
         """verify_iter: graded answers per episode, 1..10. trace: the prompt asks for the step trace.
 
-        reward: `ladder` (points) or `outcome` (1 right, else 0). defects: names of grading.DEFECTS to switch on.
+        reward: `ladder` (points) or `outcome` (1 right, else 0). switches: names of grading.SWITCHES to turn on.
         face_values: the rule of deals that the options of reset do not set. Bad values raise ValueError.
         """
         if type(verify_iter) is not int or not 1 <= verify_iter <= 10:
             raise ValueError(f"verify_iter must be an integer 1..10; got {verify_iter}")
         if reward not in ("ladder", "outcome"):
             raise ValueError(f"reward must be ladder or outcome; got {reward}")
-        unknown = set(defects) - set(grading.DEFECTS)
+        unknown = set(switches) - set(grading.SWITCHES)
         if unknown:
-            raise ValueError(f"unknown defects {sorted(unknown)}; allowed: {', '.join(grading.DEFECTS)}")
+            raise ValueError(f"unknown switches {sorted(unknown)}; allowed: {', '.join(grading.SWITCHES)}")
         self.verify_iter = verify_iter
         self.trace = trace
         self.reward = reward
-        self.defects = frozenset(defects)
+        self.switches = frozenset(switches)
         self.face_values = tuple(face_values)
         self.observation_space = spaces.Text(**_TEXT)
         self.action_space = spaces.Text(**_TEXT)
@@ -108,7 +108,7 @@ class GeneralPoints(gymnasium.Env):
         if self._trial >= self.verify_iter:
             return self._over_the_limit()
         self._trial += 1
-        result = grading.grade(action, self._deal, self.defects)
+        result = grading.grade(action, self._deal, self.switches)
         info = {
             "success": result.success,
             "reason": result.reason,
@@ -121,7 +121,7 @@ class GeneralPoints(gymnasium.Env):
             "run_on": result.run_on,
             "trial": self._trial,
         }
-        spent = self._trial >= self.verify_iter and "ungraded_last_call" not in self.defects
+        spent = self._trial >= self.verify_iter and "ungraded_last_call" not in self.switches
         terminated = result.success or spent
         observation = "" if terminated else self._feedback(result)
         if terminated:
@@ -132,7 +132,7 @@ class GeneralPoints(gymnasium.Env):
         assert self._deal is not None
         failure = "no_solution" if result.kind == "partial" else result.kind
         hint = None
-        if "leaking_feedback" in self.defects and failure == "no_solution":
+        if "leaking_feedback" in self.switches and failure == "no_solution":
             hint = grading.longest_right_prefix(result.formula, self._deal)
         return prompts.feedback(self._deal.cards, failure, hint)
 

@@ -15,7 +15,9 @@ from experiments.exp_7_11_general_points.settings import Settings
 FAILURES = ("no_answer", "illegal_formula", "number", "no_solution")
 
 
-def split_hands(settings: Settings, split_seed: int, seed: int) -> dict[str, tuple[tuple[tuple[int, ...], ...], hands.Rule]]:
+def split_hands(
+    settings: Settings, split_seed: int, seed: int
+) -> dict[str, tuple[tuple[tuple[int, ...], ...], hands.Rule]]:
     """Split name -> (hands, rule). Seeds below 100 tune and see validation hands, the others test hands."""
     splits = hands.splits(split_seed)
     tuning = seed < 100
@@ -29,15 +31,17 @@ def split_hands(settings: Settings, split_seed: int, seed: int) -> dict[str, tup
 class Evaluator:
     """Plays the evaluation tasks of a cell and writes its records; every arm sees the same tasks and random numbers."""
 
-    def __init__(self, settings: Settings, tokenizer: Any, log: RunLog, split_seed: int, seed: int, iterations: int, leak: bool):
+    def __init__(
+        self, settings: Settings, tokenizer: Any, log: RunLog, split_seed: int, seed: int, iterations: int, leak: bool
+    ):
         self.settings, self.tokenizer, self.log, self.seed = settings, tokenizer, log, seed
         self.splits = split_hands(settings, split_seed, seed)
         self.iterations = iterations
-        self.defects = ("leaking_feedback",) if leak else ()
+        self.switches = ("leaking_feedback",) if leak else ()
 
     def make_env(self) -> GeneralPoints:
         """The environment as the arm trains and is tested in it."""
-        return GeneralPoints(self.iterations, self.settings.trace, self.settings.reward, self.defects)
+        return GeneralPoints(self.iterations, self.settings.trace, self.settings.reward, self.switches)
 
     def play(self, model: Any, split: str, orders: int, limit: int | None = None) -> tuple[list[Episode], int]:
         """Episodes of a split, hand-major, and the number of hands."""
@@ -59,7 +63,9 @@ class Evaluator:
     def curve(self, model: Any, percent: int) -> None:
         """A cheap point of the learning curve, on some hands of each split; steps are percent of the arm's compute."""
         for split in ("id", "ood"):
-            episodes, _ = self.play(model, split, self.settings.evaluation.curve_orders, self.settings.evaluation.curve_hands)
+            episodes, _ = self.play(
+                model, split, self.settings.evaluation.curve_orders, self.settings.evaluation.curve_hands
+            )
             share = sum(e.success for e in episodes) / len(episodes)
             self.log.record(split=split, metric="success", value=share, n=len(episodes), step=percent)
 
@@ -74,7 +80,9 @@ class Evaluator:
                 items = [sum(values[i * orders : (i + 1) * orders]) / orders for i in range(count)]
                 shown = items if metric in ("success", "success_first", "recognition", "training_rule") else None
                 mean = sum(values) / len(values)
-                self.log.record(split=split, metric=metric, value=mean, n=len(values), step=step, final=True, items=shown)
+                self.log.record(
+                    split=split, metric=metric, value=mean, n=len(values), step=step, final=True, items=shown
+                )
             if split == "train":
                 continue
             kl = kl_to_start(model, start, episodes, self.tokenizer, self.settings.evaluation.temperature)
@@ -97,7 +105,9 @@ class Evaluator:
         for task in data.evaluation_tasks(chosen, rule, self.seed, 1):
             cards, values = task["cards"], hands.card_values(task["cards"], rule)
             ids = encode_prompt(self.tokenizer, prompts.prompt(cards, hands.TARGET, rule, self.settings.trace))
-            ids += self.tokenizer(f"{prompts.OPEN}{prompts.quoted(cards)}{prompts.NUMBER}", add_special_tokens=False)["input_ids"]
+            ids += self.tokenizer(f"{prompts.OPEN}{prompts.quoted(cards)}{prompts.NUMBER}", add_special_tokens=False)[
+                "input_ids"
+            ]
             for place, (card, value) in enumerate(zip(cards, values, strict=True)):
                 if card in ("J", "Q", "K"):
                     rows.append([*ids, (later if place else first)[0]])

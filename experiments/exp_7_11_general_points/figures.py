@@ -36,7 +36,7 @@ def figures(records: list[Record], folder: Path) -> list[str]:
         names.append(curve(records, split, "success", trained, folder / f"curve-{split}.svg", title=title, **share))
     names.append(
         bars(
-            records, "ood", "recognition", arms, folder / "recognition.svg", labels=LABELS,
+            records, "ood", "recognition", arms, folder / "recognition.svg", labels=LABELS, unit="rate",
             title="Answers whose number list is right under the unseen rule",
         )
     )  # fmt: skip

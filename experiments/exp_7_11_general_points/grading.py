@@ -35,10 +35,12 @@ DEFECTS = {
     "piled_penalties": "faults are counted token by token and their penalties add up; an unclosed formula can earn +1",
     "cut_at_equals": "the formula is cut at the first '=', whatever the stated side says",
     "loose_json": "an answer that is no JSON is searched for a formula key",
-    "ungraded_lists": "the card and number lists may say anything",
     "leaking_feedback": "the feedback names the longest part of the formula that begins a solution",
     "ungraded_last_call": "after the last graded answer there is one more call, ungraded and penalised",
 }
+# Not the published text program's behaviour either, but its image program's: off by default.
+EXTENSIONS = {"graded_lists": "the card and number lists must be right too, else -1.5"}
+SWITCHES = {**DEFECTS, **EXTENSIONS}
 FIELDS = {
     "cards": answers.Field(list, str, max_items=16),
     "number": answers.Field(list, int, max_items=16),
@@ -96,7 +98,7 @@ def deal(cards: Sequence[str], rule: Sequence[int], target: int = hands.TARGET) 
     return Deal(tuple(cards), triple, target, hands.card_values(cards, triple))
 
 
-def grade(text: str, task: Deal, defects: Collection[str] = ()) -> Grade:
+def grade(text: str, task: Deal, switches: Collection[str] = ()) -> Grade:
     """Judges one completion (never prompt + completion). Never raises on any text.
 
     Under the rule the worst fault counts: no JSON answer or an illegal formula, then numbers not used exactly once,
@@ -104,23 +106,23 @@ def grade(text: str, task: Deal, defects: Collection[str] = ()) -> Grade:
     """
     found = answers.extract_json(text, FIELDS)
     if found.value is None:
-        if "loose_json" not in defects:
+        if "loose_json" not in switches:
             return Grade("no_answer", found.reason or "", {"no_answer": POINTS["no_answer"]}, run_on=found.run_on)
         loose = _LOOSE_FORMULA.search(text[: answers.MAX_TEXT])
         fields = {"cards": [], "number": [], "formula": loose.group(1) if loose else ""}
     else:
         fields = found.value
     written = fields["formula"]
-    if "cut_at_equals" in defects:
+    if "cut_at_equals" in switches:
         written = written.partition("=")[0]
     formula = expressions.parse_formula(written, task.target)
     recognised = fields["number"] == list(task.values)
     cards_correct = fields["cards"] == list(task.cards)
-    if "piled_penalties" in defects:
-        kind, reason, parts = _piled(written, task, formula, "float_grading" in defects)
+    if "piled_penalties" in switches:
+        kind, reason, parts = _piled(written, task, formula, "float_grading" in switches)
     else:
-        lists_right = "ungraded_lists" in defects or (recognised and cards_correct)
-        kind, reason = _judge(written, task, formula, lists_right, "float_grading" in defects)
+        lists_right = "graded_lists" not in switches or (recognised and cards_correct)
+        kind, reason = _judge(written, task, formula, lists_right, "float_grading" in switches)
         parts = {kind: POINTS[kind]}
     return Grade(
         kind,

@@ -73,8 +73,17 @@ class Settings(Common):
             within(key, getattr(self, key), 1)
         within("branch_flops", self.branch_flops, 0, above=True)
         one_of("reward", self.reward, ("ladder", "outcome"))
+        if self.model.hidden % self.model.heads or self.model.hidden // self.model.heads % 2:
+            raise ConfigError(
+                f"model.hidden={self.model.hidden}: must be an even multiple of model.heads={self.model.heads}."
+            )
         for prior in self.priors:
-            self.prior_corpus(prior)
+            shares = self.prior_corpus(prior)
+            total = shares.full + shares.make4 + shares.reading + shares.make3 + shares.facts + shares.retry
+            if abs(total - 1) > 1e-6:
+                raise ConfigError(
+                    f"corpus with prior {prior}: the shares of the rows are {total:g} together; they must sum to 1."
+                )
         for name, branch in self.branches.items():
             one_of(f"branches.{name}.method", branch.method, ("none", "sft", "rft", "rl"))
             one_of(f"branches.{name}.study", branch.study, ("main", "ablation"))
@@ -85,9 +94,13 @@ class Settings(Common):
         for arm in self.arms or []:
             one_of("arms", arm, self.branches)
         if self.scale == "gpu" and self.model_path is None:
-            raise ConfigError("model_path=null: scale=gpu needs a local model folder or a hub name, model_path=<folder>.")
+            raise ConfigError(
+                "model_path=null: scale=gpu needs a local model folder or a hub name, model_path=<folder>."
+            )
         if self.model_path is not None and any(self.branches[arm].prior != "medium" for arm in self.chosen()):
-            raise ConfigError(f"model_path={self.model_path}: arms with a prior of their own need a base pre-trained here.")
+            raise ConfigError(
+                f"model_path={self.model_path}: arms with a prior of their own need a base pre-trained here."
+            )
 
     def prior_corpus(self, prior: str) -> CorpusConfig:
         """The pre-training corpus with a prior's changes; ConfigError where a key of it is unknown."""

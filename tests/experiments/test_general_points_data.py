@@ -40,7 +40,7 @@ def test_the_fast_encoder_is_the_tokenizer(tokenizer, encoder, corpus):
 
 @pytest.mark.parametrize("rule", [hands.TRAINING_RULE, hands.TEST_RULE])
 def test_every_prompt_and_feedback_is_in_the_vocabulary(tokenizer, rule):
-    env = GeneralPoints(verify_iter=2, defects=["leaking_feedback"])
+    env = GeneralPoints(verify_iter=2, switches=["leaking_feedback"])
     for hand in hands.all_hands()[::40]:
         observation, _ = env.reset(options={"cards": hands.cards_of(hand), "face_values": rule})
         feedback, *_ = env.step("no answer")

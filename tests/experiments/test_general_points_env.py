@@ -58,7 +58,7 @@ def test_feedback_turns_and_the_last_trial():
 
 
 def test_leaking_feedback_names_the_right_prefix_only_for_legal_formulas_of_the_right_numbers():
-    env = GeneralPoints(verify_iter=5, defects=["leaking_feedback"])
+    env = GeneralPoints(verify_iter=5, switches=["leaking_feedback"])
     env.reset(options={"cards": CARDS})
     assert env.step(reply("((4*3)+2)-10=24"))[0] == prompts.feedback(CARDS, "no_solution", "((4*3)+2)")
     assert env.step(reply("4*3"))[0] == prompts.feedback(CARDS, "number")
@@ -68,12 +68,12 @@ GOAL, WRONG, NOTHING = gold(), reply("4*3-2+10"), "no answer"
 
 
 @pytest.mark.parametrize("reward", ["ladder", "outcome"])
-@pytest.mark.parametrize("defects", [(), ("ungraded_last_call",), tuple(SOURCE)])
+@pytest.mark.parametrize("switches", [(), ("ungraded_last_call",), tuple(SOURCE)])
 @pytest.mark.parametrize(
     "script", [(GOAL,), (WRONG, GOAL), (WRONG, WRONG), (NOTHING, NOTHING), (WRONG, WRONG, GOAL), (NOTHING,) * 3]
 )
-def test_g07_only_a_graded_right_answer_is_a_success(script, defects, reward):
-    env = GeneralPoints(verify_iter=2, defects=defects, reward=reward)
+def test_g07_only_a_graded_right_answer_is_a_success(script, switches, reward):
+    env = GeneralPoints(verify_iter=2, switches=switches, reward=reward)
     env.reset(options={"cards": CARDS})
     for place, text in enumerate(script):
         _, points, terminated, truncated, info = env.step(text)
@@ -86,7 +86,7 @@ def test_g07_only_a_graded_right_answer_is_a_success(script, defects, reward):
         if terminated or truncated:
             break
         if place == 1:
-            assert "ungraded_last_call" in defects
+            assert "ungraded_last_call" in switches
 
 
 def test_outcome_reward_is_one_or_zero():
@@ -151,7 +151,7 @@ def test_g05_what_was_returned_stays_as_it_was():
         ({"verify_iter": 0}, "verify_iter must be an integer 1..10; got 0"),
         ({"verify_iter": 11}, "verify_iter"),
         ({"reward": "dense"}, "ladder or outcome; got dense"),
-        ({"defects": ["leaky"]}, "unknown defects"),
+        ({"switches": ["leaky"]}, "unknown switches"),
     ],
 )
 def test_bad_arguments_name_what_is_allowed(arguments, message):

@@ -12,6 +12,7 @@ ROOT = Path(__file__).resolve().parents[2]
 CARDS = ("4", "3", "2", "K")
 TASK = grading.deal(CARDS, (10, 10, 10))
 SOURCE = frozenset(grading.DEFECTS)
+STRICT = {"graded_lists"}
 
 
 def reply(formula, task=TASK, **changes):
@@ -52,11 +53,11 @@ def test_each_source_switch_changes_one_thing():
     assert grading.grade(gold(eights), eights).success  # V07
     assert grading.grade(gold(eights), eights, {"float_grading"}).reason == "the value is 23.99999999999999"
     assert grading.grade(reply("4*3+2+10=25"), TASK, {"cut_at_equals"}).success
-    assert grading.grade(reply("4*3+2+10", number=[1]), TASK).kind == "lists"
-    assert grading.grade(reply("4*3+2+10", number=[1]), TASK, {"ungraded_lists"}).success
+    assert grading.grade(reply("4*3+2+10", number=[1]), TASK, STRICT).kind == "lists"
+    assert grading.grade(reply("4*3+2+10", number=[1]), TASK).success
     loose = 'I say "formula": "4*3+2+10"'
     assert grading.grade(loose, TASK).kind == "no_answer"
-    assert grading.grade(loose, TASK, {"loose_json", "ungraded_lists"}).success
+    assert grading.grade(loose, TASK, {"loose_json"}).success
     piled = grading.grade(reply("4**3"), TASK, {"piled_penalties"})
     assert piled.parts == {"illegal_formula": -3.0, "number": -2.0}
 
@@ -73,9 +74,9 @@ def test_float_grading_misses_only_one_hand():
 
 def test_the_worst_fault_counts_and_no_fault_is_cheaper_for_a_second_one():
     wrong_lists = {"number": [1, 1, 1, 1]}
-    assert grading.grade(reply("4*", **wrong_lists), TASK).kind == "illegal_formula"
-    assert grading.grade(reply("4*3", **wrong_lists), TASK).kind == "number"
-    assert grading.grade(reply("4*3-2+10", **wrong_lists), TASK).kind == "lists"
+    assert grading.grade(reply("4*", **wrong_lists), TASK, STRICT).kind == "illegal_formula"
+    assert grading.grade(reply("4*3", **wrong_lists), TASK, STRICT).kind == "number"
+    assert grading.grade(reply("4*3-2+10", **wrong_lists), TASK, STRICT).kind == "lists"
     assert grading.POINTS["illegal_formula"] < grading.POINTS["number"] < grading.POINTS["lists"]
     assert grading.POINTS["lists"] < grading.POINTS["no_solution"] < 0
 
@@ -136,8 +137,8 @@ def test_v22_every_gold_answer_scores_and_the_next_items_does_not():
     items = [(hand, hands.TRAINING_RULE) for hand in split.train] + [(hand, hands.TEST_RULE) for hand in split.test_ood]
     tasks = [grading.deal(hands.shuffled_cards(hand, 1, k), rule) for k, (hand, rule) in enumerate(items)][:1000]
     for task, following in zip(tasks, tasks[1:] + tasks[:1], strict=True):
-        assert grading.grade(gold(task), task).success
-        assert not grading.grade(gold(following), task).success
+        assert grading.grade(gold(task), task, STRICT).success
+        assert not grading.grade(gold(following), task, STRICT).success
 
 
 def test_v06_model_text_is_never_run(tmp_path):

@@ -179,9 +179,7 @@ def test_group_advantages_equal_trl(rewards, scale, name, tmp_path):
         tmp_path,
     )
     weights = torch.ones(1, dtype=torch.float64)
-    trainer = SimpleNamespace(
-        multi_objective_aggregation="sum_then_normalize", scale_rewards=scale, reward_weights=weights
-    )
+    trainer = SimpleNamespace(multi_objective_aggregation="sum_then_normalize", scale_rewards=scale, reward_weights=weights)
     reward_B = torch.tensor(rewards, dtype=torch.float64)
     theirs = run(trainer, reward_B[:, None].clone(), GROUP, "cpu")
     ours = advantages.outcome_advantages(name, reward_B, torch.arange(ROWS) // GROUP)

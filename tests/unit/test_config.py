@@ -4,9 +4,9 @@ import os
 import shutil
 import subprocess
 import sys
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, is_dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args, get_origin, get_type_hints
 
 import pytest
 import yaml
@@ -224,11 +224,19 @@ def test_suggestions() -> None:
 # The shipped files ----------------------------------------------------------------------------------------------------
 
 
-def key_paths(node: Any, path: tuple[str, ...] = ()) -> list[tuple[str, ...]]:
-    """Paths of all keys of a YAML document, keys within Hydra's defaults list left out."""
+def key_paths(node: Any, annotation: Any = Any, path: tuple[str, ...] = ()) -> list[tuple[str, ...]]:
+    """Paths of the keys of a document, without the names that a free mapping gives to its entries (arms, say)."""
     if not isinstance(node, dict):
         return []
-    return [found for key in node for found in [(*path, key), *key_paths(node[key], (*path, key))]]
+    annotation = next((kind for kind in get_args(annotation) if is_dataclass(kind)), annotation)  # T | None
+    hints = get_type_hints(annotation) if is_dataclass(annotation) else {}
+    free = get_origin(annotation) is dict and get_args(annotation)[1] is not Any
+    below = get_args(annotation)[1] if free else Any
+    paths = []
+    for key, value in node.items():
+        paths += [] if free else [(*path, key)]
+        paths += key_paths(value, hints.get(key, below), (*path, key))
+    return paths
 
 
 def misspell(node: Any, path: tuple[str, ...]) -> Any:
@@ -257,7 +265,7 @@ def survivors(conf: Path, number: str, schema: Any, scale: str, **groups: str) -
         return True
 
     assert accepted(merged)
-    return [".".join(keys) for keys in key_paths(merged) if accepted(misspell(merged, keys))]
+    return [".".join(keys) for keys in key_paths(merged, schema) if accepted(misspell(merged, keys))]
 
 
 def test_e12_every_key_of_the_shared_files_misspelt(conf: Path) -> None:

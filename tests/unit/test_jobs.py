@@ -8,11 +8,13 @@ import signal
 import subprocess
 import sys
 import time
+from functools import partial
 from pathlib import Path
 
 import pytest
 
 from common.jobs import Cell, Job, cell_folder, complete_cell, is_done, mark_done, run_jobs
+from common.live import LiveLine
 
 FORK = multiprocessing.get_context("fork")
 HERE = Path(__file__).parent
@@ -26,14 +28,8 @@ def toy(monkeypatch):
 
 def gone(pid: int) -> bool:
     """True if the process has ended (a zombie has)."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
-    except FileNotFoundError:
-        return (
-            (not Path("/proc/self").exists()
-            and subprocess.run(["kill", "-0", str(pid)], check=False).returncode != 0)
-            or (Path("/proc/self").exists())
-        )
+    state = subprocess.run(["ps", "-o", "stat=", "-p", str(pid)], capture_output=True, text=True, check=False).stdout
+    return state.strip() == "" or state.startswith("Z")
 
 
 def wait_until(condition, seconds: float = 60) -> bool:
@@ -87,10 +83,7 @@ def test_workers_are_reused_and_a_jobs_random_numbers_depend_on_its_name_alone()
     for workers in (1, 2):
         found: dict[str, dict] = {}
         jobs = [Job(f"job {index}", "toy_jobs:good", {"value": index}) for index in range(4)]
-        assert (
-            run_jobs(jobs, workers=workers, threads=1, on_done=lambda job, r, found=found: found.update({job.name: r}))
-            == []
-        )
+        assert run_jobs(jobs, workers=workers, threads=1, on_done=lambda job, r, found=found: found.update({job.name: r})) == []
         results.append(found)
     assert len({result["pid"] for result in results[0].values()}) == 1
     assert [result["random"] for result in results[0].values()] != [results[0]["job 0"]["random"]] * 4
@@ -98,8 +91,7 @@ def test_workers_are_reused_and_a_jobs_random_numbers_depend_on_its_name_alone()
 
 
 def test_metrics_and_warnings_of_workers_reach_the_parents_line(tmp_path, capfd, monkeypatch):
-    monkeypatch.setattr("common.live.PLAIN_EVERY_S", 0.0)
-    monkeypatch.setattr("common.live.LiveLine.__init__.__defaults__", (False, 0.0), raising=False)
+    monkeypatch.setattr("common.jobs.LiveLine", partial(LiveLine, every_s=0.0))
     jobs = [Job(name, "toy_jobs:logs_metrics", {"folder": str(tmp_path / name)}) for name in ("one", "two")]
     assert run_jobs(jobs, workers=2, threads=1) == []
     shown = capfd.readouterr().out
@@ -162,13 +154,13 @@ def test_e08_a_cell_of_another_key_is_moved_aside_not_mixed_in(tmp_path):
     assert seen == ["KEY"]
     assert (tmp_path / "grpo" / "seed100.stale" / "state.pt").read_text() == "first"
     with pytest.raises(RuntimeError, match="boom"):
-        complete_cell(folder, "k3", lambda: exec_boom(folder))
+        complete_cell(folder, "k3", lambda: fail_halfway(folder))
     assert not is_done(folder, "k3")
     assert complete_cell(folder, "k3", lambda: seen.extend(sorted(path.name for path in folder.iterdir())))
     assert seen == ["KEY", "KEY", "half"]  # what the failed try left is still there to go on from
 
 
-def exec_boom(folder: Path) -> None:
+def fail_halfway(folder: Path) -> None:
     (folder / "half").touch()
     raise RuntimeError("boom")
 

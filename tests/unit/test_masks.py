@@ -230,9 +230,7 @@ def test_L26_ratio_of_an_on_policy_batch_with_tool_spans_is_one():
     out = policy.score_tokens(model, batch, 1.0)
     batch.logp_BT[batch.mask_BT] = out.logp_N.detach()
     algo = dataclasses.replace(GRPO, epochs=2)
-    sums = dict.fromkeys(
-        ["loss/policy", "entropy", "kl/old", "ratio/clip_low_frac", "ratio/clip_high_frac", "tokens"], 0
-    )
+    sums = dict.fromkeys(["loss/policy", "entropy", "kl/old", "ratio/clip_low_frac", "ratio/clip_high_frac", "tokens"], 0)
     n = len(out.logp_N)
     loss = loop.policy_loss(out, batch.logp_BT[batch.mask_BT], torch.ones(n), torch.full((n,), 1 / n), None, algo, sums)
     assert loss.item() == pytest.approx(-1.0, abs=1e-6)
@@ -257,9 +255,7 @@ def test_zero_advantage_episodes_are_not_forwarded_but_counted():
     def gradient(rows_forwarded):
         model.zero_grad()
         meter = Meter(1)
-        grpo.update(
-            model, None, torch.optim.SGD(model.parameters(), lr=0.0), batch, a, torch.ones(6).bool(), GRPO, 0, 0, meter
-        )
+        grpo.update(model, None, torch.optim.SGD(model.parameters(), lr=0.0), batch, a, torch.ones(6).bool(), GRPO, 0, 0, meter)
         assert meter.tokens_trained == sum(len(made[b].ids) - 1 for b in rows_forwarded)
         return model.model.layers[0].mlp.up_proj.weight.grad.clone()
 

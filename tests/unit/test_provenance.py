@@ -22,9 +22,7 @@ def run_cell(runs: Path, cell: Cell, variant: str | None = None, done: bool = Tr
     with RunLog(folder, {**LABELS, "variant": variant, "arm": cell.arm, "seed": cell.seed}, quiet=True) as log:
         for step in (2, 1):
             log.record(split="ood", metric="success", value=cell.seed / 1000 * step, n=4, step=step, final=step == 2)
-        log.rollouts(
-            [{"text": f"{cell.name} {index}", "reward": index / 10, "success": index > 7} for index in range(10)]
-        )
+        log.rollouts([{"text": f"{cell.name} {index}", "reward": index / 10, "success": index > 7} for index in range(10)])
         log.cost(flops=100.0, tokens_trained=10)
     if done:
         mark_done(folder, "key")

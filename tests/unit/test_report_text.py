@@ -94,9 +94,7 @@ def test_the_command_builds_everything_and_then_finds_it_unchanged(checkout, cap
     assert capsys.readouterr().out == "All reports match their records.\n"
 
 
-@pytest.mark.parametrize(
-    "name", ["results/README.md", "results/7-99/laptop/report.html", "README.md", "docs/metrics.md"]
-)
+@pytest.mark.parametrize("name", ["results/README.md", "results/7-99/laptop/report.html", "README.md", "docs/metrics.md"])
 def test_check_names_a_file_that_differs_by_one_character(checkout, capsys, name):
     report.run(checkout, report.parse([]))
     path = checkout / name

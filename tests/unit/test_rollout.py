@@ -42,9 +42,7 @@ def sharpened(model):
 
 def build(kind):
     if kind == "gpt2":
-        return sharpened(
-            GPT2LMHeadModel(GPT2Config(vocab_size=VOCABULARY, n_positions=128, n_embd=32, n_layer=2, n_head=4))
-        )
+        return sharpened(GPT2LMHeadModel(GPT2Config(vocab_size=VOCABULARY, n_positions=128, n_embd=32, n_layer=2, n_head=4)))
     if kind == "llama":
         return sharpened(LlamaForCausalLM(LlamaConfig(**SHAPE, num_key_value_heads=4, tie_word_embeddings=False)))
     config = Qwen3Config(**SHAPE, num_key_value_heads=2, head_dim=8, tie_word_embeddings=True)
@@ -153,8 +151,7 @@ def test_groups_share_their_prefill(model, monkeypatch):
 
 def test_same_generator_state_same_completions(model):
     first, second, other = (
-        sample(model, PROMPTS, group_size=2, max_new_tokens=10, stop_ids=[2], generator=stream(seed))
-        for seed in (3, 3, 4)
+        sample(model, PROMPTS, group_size=2, max_new_tokens=10, stop_ids=[2], generator=stream(seed)) for seed in (3, 3, 4)
     )
     assert first == second
     assert [c.ids for c in first] != [c.ids for c in other]
@@ -179,8 +176,7 @@ def test_e04_greedy_does_not_depend_on_the_batch(model):
     whole = [c.ids for c in sample(model, prompts, max_new_tokens=15, stop_ids=[2], temperature=0)]
     for size in (1, 3):
         parts = [
-            sample(model, prompts[i : i + size], max_new_tokens=15, stop_ids=[2], temperature=0)
-            for i in range(0, 8, size)
+            sample(model, prompts[i : i + size], max_new_tokens=15, stop_ids=[2], temperature=0) for i in range(0, 8, size)
         ]
         assert [c.ids for part in parts for c in part] == whole
 
@@ -197,9 +193,7 @@ def test_t10_other_prompts_do_not_shift_positions(model):
 
 def test_d08_rows_and_calls_have_their_own_random_numbers(model):
     generator = stream()
-    calls = [
-        sample(model, [PROMPTS[0]], group_size=4, max_new_tokens=12, stop_ids=[], generator=generator) for _ in range(2)
-    ]
+    calls = [sample(model, [PROMPTS[0]], group_size=4, max_new_tokens=12, stop_ids=[], generator=generator) for _ in range(2)]
     rows = {tuple(c.ids) for call in calls for c in call}
     assert len(rows) == 8
 
@@ -215,9 +209,7 @@ def test_lora_switched_off_is_the_base_model():
 
 
 def test_model_is_left_in_training_mode_and_samples_without_dropout():
-    model = GPT2LMHeadModel(
-        GPT2Config(vocab_size=VOCABULARY, n_positions=64, n_embd=16, n_layer=1, n_head=2, resid_pdrop=0.9)
-    )
+    model = GPT2LMHeadModel(GPT2Config(vocab_size=VOCABULARY, n_positions=64, n_embd=16, n_layer=1, n_head=2, resid_pdrop=0.9))
     model.train()
     first, second = (sample(model, PROMPTS, max_new_tokens=8, stop_ids=[], temperature=0) for _ in range(2))
     assert model.training

@@ -128,8 +128,8 @@ def test_e16_an_ascii_locale_changes_nothing(tmp_path):
     write_json_lines(tmp_path / "in.jsonl", [{"text": text} for text in TEXTS])
     code = (
         "import sys; from pathlib import Path; from common.files import *\n"
-        "rows = read_json_lines(Path(sys.argv[1]) / 'in.jsonl'); write_json_lines(Path(sys.argv[1]) / 'out.jsonl', rows)\n"
-        "write_text(Path(sys.argv[1]) / 'text', rows[0]['text'])"
+        "folder = Path(sys.argv[1]); rows = read_json_lines(folder / 'in.jsonl')\n"
+        "write_json_lines(folder / 'out.jsonl', rows); write_text(folder / 'text', rows[0]['text'])"
     )
     root = Path(__file__).parents[2]
     environment = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0", "PYTHONPATH": str(root)}

@@ -121,9 +121,7 @@ def test_pairing_by_seed_removes_what_seeds_share():
 
 def _crossed(rng, seeds, items, effect=0.0, seed_sd=0.0, item_sd=0.2, noise=0.3):
     seed_part = rng.normal(0.0, seed_sd, size=(seeds, 1)) if seed_sd else np.zeros((seeds, 1))
-    matrix = (
-        effect + seed_part + rng.normal(0.0, item_sd, size=(1, items)) + rng.normal(0.0, noise, size=(seeds, items))
-    )
+    matrix = effect + seed_part + rng.normal(0.0, item_sd, size=(1, items)) + rng.normal(0.0, noise, size=(seeds, items))
     return Sample({s: float(matrix[s].mean()) for s in range(seeds)}, {s: list(matrix[s]) for s in range(seeds)})
 
 
@@ -184,12 +182,8 @@ def test_verdicts_three_ways_and_at_the_edges():
 @pytest.mark.parametrize(("seeds", "seed_sd"), [(3, 0.05), (5, 0.05), (5, 0.0), (10, 0.02)])
 def test_a_null_effect_stays_undecided_and_a_planted_one_is_found(seeds, seed_sd):
     rng = np.random.default_rng(5)
-    null = [
-        difference(_crossed(rng, seeds, 60, 0.0, seed_sd), _crossed(rng, seeds, 60, 0.0, seed_sd)) for _ in range(200)
-    ]
+    null = [difference(_crossed(rng, seeds, 60, 0.0, seed_sd), _crossed(rng, seeds, 60, 0.0, seed_sd)) for _ in range(200)]
     undecided = sum(judge(gap, low=0.0) == "undecided" for gap in null) / len(null)
     assert 0.92 <= undecided <= 1.0
-    planted = [
-        difference(_crossed(rng, seeds, 60, 0.6, seed_sd), _crossed(rng, seeds, 60, 0.0, seed_sd)) for _ in range(20)
-    ]
+    planted = [difference(_crossed(rng, seeds, 60, 0.6, seed_sd), _crossed(rng, seeds, 60, 0.0, seed_sd)) for _ in range(20)]
     assert sum(judge(gap, low=0.0) == "supported" for gap in planted) / len(planted) >= 0.9

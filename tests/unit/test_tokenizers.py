@@ -5,7 +5,20 @@ from transformers import AutoTokenizer
 
 from common.tokenizers import build_phrase_tokenizer, encode_feedback, encode_prompt
 
-WORDS = ["Add ", "12", "1", "2", "+", "3", ". Wrong.", " ", "<|im_end|>", "\n", "<|im_start|>user\n", "<|im_start|>assistant\n"]
+WORDS = [
+    "Add ",
+    "12",
+    "1",
+    "2",
+    "+",
+    "3",
+    ". Wrong.",
+    " ",
+    "<|im_end|>",
+    "\n",
+    "<|im_start|>user\n",
+    "<|im_start|>assistant\n",
+]
 CHATML = (
     "{% for m in messages %}{{ '<|im_start|>' + m.role + '\n' + m.content + '<|im_end|>' + '\n' }}{% endfor %}"
     "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
@@ -31,7 +44,11 @@ def test_longest_phrase_wins_and_text_round_trips(tokenizer):
 
 
 def test_text_outside_the_vocabulary_is_marked_not_dropped(tokenizer):
-    assert tokenizer("1?2")["input_ids"] == [*tokenizer("1")["input_ids"], tokenizer.unk_token_id, *tokenizer("2")["input_ids"]]
+    assert tokenizer("1?2")["input_ids"] == [
+        *tokenizer("1")["input_ids"],
+        tokenizer.unk_token_id,
+        *tokenizer("2")["input_ids"],
+    ]
 
 
 def test_duplicate_phrases_are_refused():

@@ -1,0 +1,124 @@
+"""7-11 end to end at smoke scale: the public command, a SIGKILL at three points, the same bytes, a model that loads."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+RUN = [sys.executable, "-m", "experiments.exp_7_11_general_points.run", "scale=smoke"]
+ARMS = "arms=[start,sft_one,grpo]"
+
+
+def command(folder, *changes):
+    return [*RUN, f"runs_dir={folder / 'runs'}", f"results_dir={folder / 'results'}", *changes]
+
+
+def run(folder, *changes):
+    return subprocess.run(command(folder, *changes), cwd=ROOT, capture_output=True, text=True, timeout=600, check=False)
+
+
+def records(folder):
+    (file,) = (folder / "results").rglob("records.jsonl")
+    return file.read_bytes()
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("whole")
+    done = run(folder, ARMS)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return folder
+
+
+def test_records_cover_every_arm_split_and_metric(whole):
+    rows = [json.loads(line) for line in records(whole).splitlines()]
+    final = {(row["arm"], row["split"], row["metric"]) for row in rows if row["final"]}
+    for arm in ("start", "sft_one", "grpo"):
+        for split in ("id", "ood"):
+            for metric in ("success", "recognition", "training_rule", "kl_start", "failure/number"):
+                assert (arm, split, metric) in final
+        assert (arm, "ood", "training_rule_probability") in final
+    assert all(row["seed"] == 100 and row["variant"] is None for row in rows)
+    start = [row for row in rows if row["arm"] == "start" and row["metric"] == "kl_start"]
+    assert all(abs(row["value"]) < 1e-4 for row in start)
+
+
+def test_the_report_stands_beside_the_records(whole):
+    (report,) = (whole / "results").rglob("report.md")
+    text = report.read_text()
+    assert "GRPO" in text and "no verdict" in text  # one seed never yields a verdict
+    assert (report.parent / "report.html").stat().st_size > 10_000
+
+
+def kill_when(folder, pattern, *changes):
+    """Starts the run and kills its whole process group the moment a file matches."""
+    process = subprocess.Popen(
+        command(folder, *changes),
+        cwd=ROOT,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,
+    )
+    deadline = time.monotonic() + 300
+    while not list((folder / "runs").glob(pattern)):
+        assert process.poll() is None and time.monotonic() < deadline, f"nothing matched {pattern}"
+        time.sleep(0.01)
+    os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+
+
+def test_killed_at_three_points_it_ends_with_the_same_records(whole, tmp_path):
+    kill_when(tmp_path, "stages/base-*.partial/metrics.jsonl", ARMS)
+    kill_when(tmp_path, "stages/start-*/stage.json", ARMS)  # between two stages
+    kill_when(tmp_path, "7-11/smoke/main/base/sft_one/seed100/state.pt", ARMS)
+    done = run(tmp_path, ARMS)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert records(tmp_path) == records(whole)
+
+
+def test_the_trained_model_loads_in_plain_transformers(whole):
+    folder = whole / "runs/7-11/smoke/main/base/grpo/seed100/model"
+    code = (
+        "import sys; from transformers import AutoModelForCausalLM, AutoTokenizer; "
+        "m = AutoModelForCausalLM.from_pretrained(sys.argv[1]); t = AutoTokenizer.from_pretrained(sys.argv[1]); "
+        "print(t.decode(m.generate(**t('4*3', return_tensors='pt'), max_new_tokens=2)[0]))"
+    )
+    done = subprocess.run([sys.executable, "-c", code, str(folder)], capture_output=True, text=True, cwd="/", timeout=120)
+    assert done.returncode == 0 and "4*3" in done.stdout, done.stderr
+
+
+def test_the_gpu_scale_trains_adapters_on_a_local_model_folder(whole, tmp_path):
+    base = next((whole / "runs/stages").glob("base-*")) / "model"
+    done = run(
+        tmp_path, "scale=gpu", f"model_path={base}", "device=cpu", "dtype=float32", "seeds=1", "start_steps=2",
+        "branch_flops=3e9", "max_new_tokens=48", "train_hands=16", "evaluation.orders=1", "evaluation.curve_hands=4",
+        "evaluation.points=1", "arms=[sft_one,ppo]", "lora.sft_rank=4", "lora.rl_rank=2",
+        "branches.ppo.changes.prompts_per_step=16",
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
+    adapters = sorted((tmp_path / "runs").rglob("adapter_config.json"))
+    assert [json.loads(file.read_text())["r"] for file in adapters] == [2, 4]
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ("algo.lrr=1", "algo.lr"),
+        ("branches.grpo.method=rll", "none, sft, rft, rl"),
+        ("arms=[gropo]", "grpo"),
+        ("corpus.full=0.9", "sum to 1"),
+        ("model.hidden=95", "hidden"),
+        ("branch_flops=-1", "branch_flops"),
+        ("scale=cluster", "smoke"),
+    ],
+)
+def test_bad_values_end_at_once_with_a_sentence(tmp_path, change, words):
+    done = run(tmp_path, change)
+    assert done.returncode == 2 and words in done.stderr and "Traceback" not in done.stderr, done.stderr
+    assert not list(tmp_path.iterdir())
