@@ -33,9 +33,7 @@ def check_state(value: Any, where: str = "state") -> None:
         for index, entry in enumerate(value):
             check_state(entry, f"{where}[{index}]")
     elif not isinstance(value, torch.Tensor) and type(value) not in (int, float, str, bool, type(None)):
-        raise TypeError(
-            f"{where} is a {type(value).__name__}; a state holds tensors, numbers, strings, dicts and lists."
-        )
+        raise TypeError(f"{where} is a {type(value).__name__}; a state holds tensors, numbers, strings, dicts and lists.")
 
 
 def previous_path(path: Path) -> Path:
@@ -109,7 +107,9 @@ def save_model(model: "PreTrainedModel | PeftModel", tokenizer: "PreTrainedToken
     Raises ValueError for an adapter that is merged into its base, or whose file does not hold the live adapter.
     """
     from peft import PeftModel
+    from transformers.utils import logging as hf_logging
 
+    hf_logging.disable_progress_bar()
     folder = Path(folder)
     if isinstance(model, PeftModel) and any(getattr(module, "merged", False) for module in model.modules()):
         raise ValueError("The adapter is merged into its base; unmerge it, or save the result of merge_and_unload().")

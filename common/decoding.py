@@ -59,6 +59,8 @@ class SlotLayer(CacheLayerMixin):
     """Keys and values of one layer, [rows, heads, slots, width], in buffers that are allocated once."""
 
     is_sliding = False
+    keys: Any
+    values: Any
 
     def __init__(self, slots: int) -> None:
         super().__init__()
@@ -148,29 +150,33 @@ def can_fuse(model: Any) -> bool:
     """Whether ``FusedDecoder`` computes the same function as this model."""
     if type(model) not in (Qwen3ForCausalLM, LlamaForCausalLM) or model.num_parameters() > FUSED_PARAMETERS:
         return False
+    if model.dtype != torch.float32 or type(model.model.embed_tokens) is not nn.Embedding:
+        return False
     config = model.config
     sliding = "sliding_attention" in (getattr(config, "layer_types", None) or [])
-    plain = config.hidden_act == "silu" and not sliding and config.rope_parameters["rope_type"] in ("default", "linear")
-    biased = getattr(config, "attention_bias", False) or getattr(config, "mlp_bias", False)
-    linears = [m for layer in model.model.layers for block in (layer.self_attn, layer.mlp) for m in block.children()]
-    known = all(effective_weight(m) is not None for m in linears if hasattr(m, "weight") and m.weight.ndim == 2)
-    return plain and not biased and known and type(model.lm_head) is nn.Linear
+    if config.hidden_act != "silu" or sliding or config.rope_parameters["rope_type"] not in ("default", "linear"):
+        return False
+    linears = [module for layer in model.model.layers for module in (*layer.self_attn.children(), *layer.mlp.children())]
+    matrices = [module for module in linears if getattr(module, "weight", None) is not None and module.weight.ndim == 2]
+    return is_plain(model.lm_head) and type(model.lm_head) is nn.Linear and all(map(is_plain, matrices))
 
 
-def effective_weight(linear: Any) -> Tensor | None:
-    """The matrix a linear layer applies, LoRA updates included; None where it does more than that."""
-    if type(linear) is nn.Linear:
-        return linear.weight
-    if not hasattr(linear, "get_delta_weight") or type(linear.base_layer) is not nn.Linear:
-        return None
-    adapters = [] if linear.disable_adapters or linear.merged else linear.active_adapters
-    adapters = [name for name in adapters if name in linear.lora_A]
-    if any(linear.lora_variant.get(name) is not None or linear.lora_bias.get(name) for name in adapters):
-        return None
-    weight = linear.base_layer.weight
-    for name in adapters:
-        weight = weight + linear.get_delta_weight(name)
-    return weight
+def is_plain(linear: Any) -> bool:
+    """A linear layer without bias, or one with LoRA updates that are nothing but low-rank matrices."""
+    base = getattr(linear, "base_layer", linear)
+    if type(base) is not nn.Linear or base.bias is not None:
+        return False
+    variants = getattr(linear, "lora_variant", {})
+    return base is linear or not (any(variants.values()) or any(linear.lora_bias.values()))
+
+
+def effective_weight(linear: Any) -> Tensor:
+    """The matrix a plain linear layer applies, active LoRA updates included."""
+    base = getattr(linear, "base_layer", linear)
+    if base is linear or linear.disable_adapters or linear.merged:
+        return base.weight
+    updates = [linear.get_delta_weight(name) for name in linear.active_adapters if name in linear.lora_A]
+    return sum(updates, base.weight)
 
 
 class FusedLayer:

@@ -15,7 +15,6 @@ from typing import Any
 import gymnasium
 import torch
 from torch import Tensor
-from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from common.rollout import Completion, sample
 from common.tokenizers import encode_feedback, encode_prompt
@@ -62,8 +61,8 @@ class Episode:
 
 
 def run_episodes(
-    model: PreTrainedModel,
-    tokenizer: PreTrainedTokenizerBase,
+    model: Any,
+    tokenizer: Any,
     make_env: MakeEnv,
     tasks: list[dict],
     *,
@@ -121,9 +120,7 @@ def _play(model, tokenizer, make_env, tasks, jobs, max_turns: int, settings: dic
         active = _drop_too_long(episodes, active, context, settings["max_new_tokens"])
         if not active:
             break
-        completions = sample(
-            model, [episodes[row].ids for row in active], stop_ids=[tokenizer.eos_token_id], **settings
-        )
+        completions = sample(model, [episodes[row].ids for row in active], stop_ids=[tokenizer.eos_token_id], **settings)
         going = []
         for row, completion in zip(active, completions, strict=True):
             if turn > 0:
@@ -139,7 +136,7 @@ def _play(model, tokenizer, make_env, tasks, jobs, max_turns: int, settings: dic
     return episodes
 
 
-def _remembered(encode: Callable[..., list[int]], tokenizer: PreTrainedTokenizerBase) -> Callable[..., list[int]]:
+def _remembered(encode: Callable[..., list[int]], tokenizer: Any) -> Callable[..., list[int]]:
     """``encode`` with its tokenizer filled in; each text is encoded once."""
     return functools.cache(functools.partial(encode, tokenizer))
 
@@ -183,7 +180,7 @@ def _step(episode: Episode, env: gymnasium.Env, completion: Completion, tokenize
 
 def _checked_reward(env: gymnasium.Env, reward: Any) -> float:
     try:
-        value = math.inf if isinstance(reward, str) or getattr(reward, "ndim", 0) else float(reward)
+        value = math.inf if isinstance(reward, str) or getattr(reward, "ndim", 0) > 0 else float(reward)
     except (TypeError, ValueError):
         value = math.inf
     if math.isinf(value):
@@ -227,7 +224,7 @@ def collate(episodes: Sequence[Episode], pad_id: int) -> Batch:
 
 
 def token_logprobs(
-    model: PreTrainedModel,
+    model: Any,
     ids_BT: Tensor,
     attention_BT: Tensor,
     temperature: float = 1.0,

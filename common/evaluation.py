@@ -2,9 +2,9 @@
 
 import math
 from dataclasses import dataclass
+from typing import Any
 
 import torch
-from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from common.episodes import Episode, MakeEnv, run_episodes
 
@@ -23,8 +23,8 @@ class Evaluation:
 
 
 def evaluate_tasks(
-    model: PreTrainedModel,
-    tokenizer: PreTrainedTokenizerBase,
+    model: Any,
+    tokenizer: Any,
     make_env: MakeEnv,
     tasks: list[dict],
     *,

@@ -78,6 +78,4 @@ def locked(path: Path, waiting: Callable[[], None] | None = None) -> Iterator[No
         try:
             yield
         finally:
-            fcntl.flock(
-                handle, fcntl.LOCK_UN
-            )  # a forked child may hold a copy of the handle, which closing would leave
+            fcntl.flock(handle, fcntl.LOCK_UN)  # a forked child may hold a copy of the handle, which closing would leave

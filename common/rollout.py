@@ -13,10 +13,10 @@ Shape suffixes: _N rows of the result, _B rows of the batch, _T tokens, _V vocab
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from common.decoding import Decoder, make_decoder
 
@@ -47,11 +47,11 @@ class _Rule:
     top_k: int
     stops: Tensor
     stop_strings: Sequence[str]
-    tokenizer: PreTrainedTokenizerBase | None
+    tokenizer: Any
 
 
 def sample(
-    model: PreTrainedModel,
+    model: Any,
     prompts: list[list[int]],
     *,
     group_size: int = 1,
@@ -62,7 +62,7 @@ def sample(
     top_k: int = 0,
     generator: torch.Generator | None = None,
     stop_strings: Sequence[str] = (),
-    tokenizer: PreTrainedTokenizerBase | None = None,
+    tokenizer: Any = None,
 ) -> list[Completion]:
     """Samples ``group_size`` completions of each prompt: len(prompts) * group_size of them, prompt-major.
 
@@ -128,9 +128,7 @@ def _sample_all(
     ]
 
 
-def _decode(
-    decoder: Decoder, logits_BV: Tensor, uniform_NT: Tensor | None, rule: _Rule, results: tuple[Tensor, ...]
-) -> None:
+def _decode(decoder: Decoder, logits_BV: Tensor, uniform_NT: Tensor | None, rule: _Rule, results: tuple[Tensor, ...]) -> None:
     """Decodes all rows to their end; writes tokens, log-probabilities and stop flags into the results, [N, T] each."""
     rows, limit = results[0].shape
     rows_B = torch.arange(rows, device=logits_BV.device)

@@ -128,8 +128,7 @@ class RunLog:
         elif found != self.labels:
             self.lock.close()
             raise ValueError(
-                f"{self.folder} holds the log of {found}, not of {self.labels}; "
-                "choose another folder or remove the old one."
+                f"{self.folder} holds the log of {found}, not of {self.labels}; choose another folder or remove the old one."
             )
 
     def read_costs(self) -> Row:
@@ -242,7 +241,5 @@ class RunLog:
     def __enter__(self) -> "RunLog":
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         self.close()

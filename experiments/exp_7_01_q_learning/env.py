@@ -29,7 +29,7 @@ _ROOM_TEXT = {
 }
 
 
-class TreasureHunt(gymnasium.Env[str, int]):
+class TreasureHunt(gymnasium.Env[str, Any]):
     """The game of 50 moves.
 
     Args:
@@ -41,7 +41,7 @@ class TreasureHunt(gymnasium.Env[str, int]):
     `reset(options=...)` may change the first three for the episodes that follow.
     """
 
-    metadata = {"render_modes": ["ansi"], "render_fps": 4}
+    metadata = {"render_modes": ["ansi"], "render_fps": 4}  # noqa: RUF012 (how Gymnasium declares it)
 
     def __init__(
         self,

@@ -208,9 +208,7 @@ def _play(tables, settings, q_NKA, memory_KA, pairs_M2, seen_K, epsilon, noise_T
             if settings.algorithm == SARSA:
                 target += settings.gamma * q_NKA[0, next_key, tables.move_SL[there, next_slot].action]
             else:
-                target += settings.gamma * _best(
-                    tables, settings, q_NKA[q_NKA.shape[0] - 1 - learnt], q_NKA[learnt], next_key
-                )
+                target += settings.gamma * _best(tables, settings, q_NKA[q_NKA.shape[0] - 1 - learnt], q_NKA[learnt], next_key)
         q_NKA[learnt, key, action] += settings.alpha * (target - q_NKA[learnt, key, action])
         if settings.algorithm == DYNA_Q:
             _plan(tables, settings, q_NKA[0], memory_KA, pairs_M2, mt, key, action, reward, next_key)
@@ -232,9 +230,7 @@ def _evaluate(tables, settings, q_NKA, noise_GT4, window, path_T, mt):
             slot = _choose(tables, settings, q_NKA, state, _key(tables, settings, state, move), 0.0, mt)
             if game == 0:
                 path_T[move] = tables.move_SL[state, slot].action
-            state, reward, over, paid, repeated = _step(
-                tables, settings, state, slot, move, paid, noise_GT4[game, move]
-            )
+            state, reward, over, paid, repeated = _step(tables, settings, state, slot, move, paid, noise_GT4[game, move])
             window.total += reward
             window.repeats += repeated
             window.moves += 1.0

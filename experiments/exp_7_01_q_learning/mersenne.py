@@ -1,7 +1,8 @@
 """CPython's random numbers (Mersenne Twister) for compiled code.
 
-`reseed`, `uniform` and `below` do what `random.seed`, `.random` and `.choice` or `.randrange` do, word by word, so that a compiled run equals both a plain Python program and the companion program of the book with its seed.
-State: uint64[625], 624 words of 32 bits and the position. Source: Matsumoto and Nishimura 1998, mt19937ar.
+`reseed`, `uniform` and `below` do what `random.seed`, `.random` and `.choice` or `.randrange` do, word by word, so that
+a compiled run equals both a plain Python program and the companion program of the book with its seed. State:
+uint64[625], 624 words of 32 bits and the position. Source: Matsumoto and Nishimura 1998, mt19937ar.
 """
 
 import numpy as np

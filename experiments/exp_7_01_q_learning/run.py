@@ -7,7 +7,7 @@ second, so a cell that was cut short is simply run again.
 """
 
 import time
-from functools import partial
+from functools import lru_cache, partial
 from pathlib import Path
 
 import numpy as np
@@ -47,12 +47,18 @@ def play(learner: Learner, seed: int, episodes: int, windows: int, games: int) -
     return train(tables, learner.rules(), seed, episodes, windows, noise_ET4, noise_GT4), tables
 
 
+@lru_cache
+def code_key() -> str:
+    """Key of the code that the cells depend on, worked out once per process."""
+    return fingerprint("code", CODE)
+
+
 def run_cell(settings: Settings, arm: str, seed: int) -> None:
     """Job: one arm under one seed, from an empty table to its final records."""
     folder = cell_folder(run_folder(settings), Cell(arm, seed))
     keys = ("episodes", "windows", "games", "marks", "detailed", "variant")
-    parts = [settings.learner_of(arm), {key: getattr(settings, key) for key in keys}, arm, seed]
-    complete_cell(folder, fingerprint(parts, CODE), partial(train_and_record, settings, arm, seed, folder))
+    parts = [settings.learner_of(arm), {key: getattr(settings, key) for key in keys}, arm, seed, code_key()]
+    complete_cell(folder, fingerprint(parts, []), partial(train_and_record, settings, arm, seed, folder))
 
 
 def train_and_record(settings: Settings, arm: str, seed: int, folder: Path) -> None:
@@ -60,7 +66,7 @@ def train_and_record(settings: Settings, arm: str, seed: int, folder: Path) -> N
     learner = settings.learner_of(arm)
     labels = {"experiment": NUMBER, "scale": settings.scale, "variant": settings.variant, "arm": arm, "seed": seed}
     with RunLog(folder, labels, tracker=settings.tracker) as log:
-        play(learner, seed, 1, 1, 1)  # compiles, or loads what was compiled, so that the clock below times learning
+        play(learner, seed, 1, 1, 1)  # loads what was compiled, so that the clock below times learning alone
         start = time.process_time()
         run, _ = play(learner, seed, settings.episodes, settings.windows, settings.games)
         log.cost(train_cpu_s=round(time.process_time() - start, 3))
@@ -77,10 +83,8 @@ def record_curves(settings: Settings, arm: str, run: Run, log: RunLog) -> None:
         step, last = (w + 1) * window, w + 1 == settings.windows
         episodes = run.episode_E[w * window : step]
 
-        def train_record(metric: str, values_E: np.ndarray) -> None:
-            log.record(split="train", metric=metric, value=float(values_E.mean()), n=window, step=step, final=last)
-
-        train_record("success", episodes["won"])
+        put = partial(log.record, split="train", step=step, final=last)
+        put(metric="success", value=float(episodes["won"].mean()), n=window)
         log.metrics(
             step,
             {"score/mean": episodes["won"].mean(), "reward/mean": episodes["total"].mean()},
@@ -88,18 +92,16 @@ def record_curves(settings: Settings, arm: str, run: Run, log: RunLog) -> None:
         )
         if not (last or arm in settings.detailed or step in settings.marks):
             continue
-        train_record("repeated_pickups", episodes["repeats"])
-        train_record("paying_steps", episodes["paying"] / episodes["moves"])
-        log.record(split="train", metric="states", value=int(run.window_W["states"][w]), n=1, step=step, final=last)
+        put(metric="repeated_pickups", value=float(episodes["repeats"].mean()), n=window)
+        put(metric="paying_steps", value=float((episodes["paying"] / episodes["moves"]).mean()), n=window)
+        put(metric="states", value=int(run.window_W["states"][w]), n=1)
         if arm in settings.detailed:
             values = [value if np.isfinite(value) else 0.0 for value in run.value_WR[w]]
             # The five rooms' values ride along as items; the value itself is that of the best room.
-            log.record(split="train", metric="room_values", value=max(values), n=5, step=step, final=last, items=values)
+            put(metric="room_values", value=max(values), n=5, items=values)
     if arm in settings.detailed:
-        path = [int(action) for action in run.path_WT[-1] if action >= 0]
-        log.record(
-            split="greedy", metric="path_actions", value=len(path), n=1, step=settings.episodes, final=True, items=path
-        )
+        path = [float(action) for action in run.path_WT[-1] if action >= 0]
+        log.record(split="greedy", metric="path_actions", value=len(path), n=1, step=settings.episodes, final=True, items=path)
 
 
 def rise_episode(won_E: np.ndarray, window: int) -> int:
@@ -128,8 +130,8 @@ def record_ends(settings: Settings, run: Run, log: RunLog) -> None:
         ("greedy", "shortest_found"): (float(games["won"] == 1.0 and games["moves"] == SHORTEST), settings.games),
     }
     for (split, metric), (value, n) in ends.items():
-        reason = {"reason": "never won"} if value is None else {}
-        log.record(split=split, metric=metric, value=value, n=n, step=step, final=True, **reason)
+        reason = "never won" if value is None else None
+        log.record(split=split, metric=metric, value=value, n=n, step=step, final=True, reason=reason)
 
 
 def rollout(learner: Learner, run: Run, seed: int) -> dict:
@@ -138,7 +140,9 @@ def rollout(learner: Learner, run: Run, seed: int) -> dict:
     prompt, info = env.reset(seed=seed)
     if learner.stochastic:
         env.set_noise(np.random.default_rng([seed, 1]).random((1, learner.max_moves, 4))[0])
-    segments, total, parts = [], 0.0, {}
+    segments: list[dict] = []
+    parts: dict[str, float] = {}
+    total = 0.0
     for number in run.path_WT[-1]:
         if number < 0 or env.over:
             break

@@ -28,9 +28,16 @@ SFT_CODE = [*TEXT_CODE, "common.sft", "common.muon", "common.models", "common.lo
 
 
 def stage_log(settings: Settings, folder: Path, name: str, seed: int) -> RunLog:
-    """The log of a shared stage, in its own folder."""
-    labels = {"experiment": settings.experiment, "scale": settings.scale, "variant": settings.variant}
-    return RunLog(folder, {**labels, "arm": name, "seed": seed}, tracker="none")
+    """The log of a shared stage, in its own folder; scales and variants that share the stage share the log."""
+    labels = {"experiment": settings.experiment, "scale": "shared", "variant": None, "arm": name, "seed": seed}
+    return RunLog(folder, labels)
+
+
+def finish_stage(model: Any, tokenizer: Any, folder: Path) -> None:
+    """Keeps the model of a stage and drops the training states that led to it."""
+    save_model(model, tokenizer, folder / "model")
+    for state in folder.glob("state*.pt"):
+        state.unlink()
 
 
 def base_stage(settings: Settings, base_seed: int, prior: str) -> Path:
@@ -50,8 +57,7 @@ def base_stage(settings: Settings, base_seed: int, prior: str) -> Path:
                 log=log,
                 folder=folder,
             )
-        save_model(model, tokenizer, folder / "model")
-        (folder / "state.pt").unlink()
+        finish_stage(model, tokenizer, folder)
 
     def copy(folder: Path) -> None:
         save_model(*load_model(str(settings.model_path), dtype=settings.dtype), folder / "model")
@@ -75,8 +81,7 @@ def sft_stage(settings: Settings, base: Path, split_seed: int, name: str, kind: 
         batch_at = demonstration_batches(settings, tokenizer, split_seed, kind, split_seed, config.batch_size)
         with stage_log(settings, folder, name, split_seed) as log:
             train_sft(model, batch_at, config, budget=Budget(steps=steps), log=log, folder=folder)
-        save_model(model.merge_and_unload() if settings.lora.enabled else model, tokenizer, folder / "model")
-        (folder / "state.pt").unlink()
+        finish_stage(model.merge_and_unload() if settings.lora.enabled else model, tokenizer, folder)
 
     config = [
         settings.start,

@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 from typing import Any
 
-from common.config import Common
+from common.config import Common, load_algo
 from common.lora import LoraSettings
 from common.models import DecoderConfig
 from common.schema import ConfigError, build, one_of, within
@@ -91,6 +91,9 @@ class Settings(Common):
             one_of(f"branches.{name}.demonstrations", branch.demonstrations, ("one", "diverse"))
             one_of(f"branches.{name}.prior", branch.prior, self.priors)
             within(f"branches.{name}.iterations", branch.iterations, 1, 10)
+            if branch.method == "rl":
+                own = {"max_new_tokens": self.max_new_tokens, "max_turns": branch.iterations, **branch.changes}
+                load_algo(branch.algo, own, self.algo if name in self.chosen() else {})
         for arm in self.arms or []:
             one_of("arms", arm, self.branches)
         if self.scale == "gpu" and self.model_path is None:

@@ -229,7 +229,7 @@ def test_options_at_reset_and_unknown_ones():
     env = TreasureHunt()
     env.reset(seed=0, options={"max_moves": 2, "pays_once": True, "seed": 5})
     assert [env.step("take rusty sword")[3], env.step("drop rusty sword")[3]] == [False, True]
-    with pytest.raises(ValueError, match="pays_twice.*allowed: stochastic, pays_once, max_moves"):
+    with pytest.raises(ValueError, match=r"pays_twice.*allowed: stochastic, pays_once, max_moves"):
         env.reset(options={"pays_twice": True})
 
 

@@ -6,6 +6,7 @@ import subprocess
 import sys
 import time
 from collections import defaultdict
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -178,8 +179,6 @@ def test_the_fault_repeats_whole_episodes():
     """With 10,001 seeds and one stream per seed, exploration runs in circles; without the fault it does not."""
     learner = settings().learner_of
     random_play = {"epsilon_decay": 1.0}
-    from dataclasses import replace
-
     faulty, _ = run.play(replace(learner("rng_fault"), **random_play), 1, 2000, 1, 1)
     sound, _ = run.play(replace(learner("base"), **random_play), 1, 2000, 1, 1)
     # Under one policy the seed of an episode decides the whole game and the next seed: a cycle is never left.

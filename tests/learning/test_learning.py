@@ -42,9 +42,10 @@ def task_at(turns):
 
 
 COMMON = {"lr": 5e-3, "max_new_tokens": 3, "warmup_steps": 0}
-GROUPED = COMMON | {"prompts_per_step": 12, "group_size": 8}
-SINGLE = COMMON | {"prompts_per_step": 96, "group_size": 1}
-ACTOR_CRITIC = SINGLE | {"minibatches": 2, "value_warmup_steps": 1, "value_lr": 3e-3}
+GROUPED = COMMON | {"prompts_per_step": 18, "group_size": 8}
+SINGLE = COMMON | {"prompts_per_step": 144, "group_size": 1}
+ACTOR_CRITIC = SINGLE | {"lr": 2e-3, "value_lr": 3e-3, "minibatches": 2, "value_warmup_steps": 1, "entropy_coef": 0.01}
+STEPS = 45
 CASES = {
     "grpo": ("grpo", GROUPED, 1),
     "dapo": ("dapo", GROUPED | {"overlong_buffer": 1, "overlong_penalty": 0.1, "refill_rounds": 1}, 1),
@@ -65,8 +66,8 @@ def test_learns_to_name_the_word(name, tmp_path):
     model = build_decoder(SHAPE, tokenizer, seed=0)
     train = train_ppo if algo.name == "ppo" else train_grpo
     with RunLog(tmp_path, LABELS, quiet=True) as log:
-        train(model, tokenizer, Echo, task_at(turns), algo, seed=0, budget=Budget(steps=40), log=log, folder=tmp_path)
+        train(model, tokenizer, Echo, task_at(turns), algo, seed=0, budget=Budget(steps=STEPS), log=log, folder=tmp_path)
     scores = [row["score/mean"] for row in read_json_lines(tmp_path / "metrics.jsonl")]
-    assert len(scores) == 40
+    assert len(scores) == STEPS
     assert scores[0] < 0.2
     assert sum(scores[-5:]) / 5 > 0.85, scores

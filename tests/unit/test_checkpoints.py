@@ -10,7 +10,7 @@ import pytest
 import torch
 from peft import LoraConfig, get_peft_model
 from safetensors.torch import load_file, save_file
-from tokenizers import Tokenizer, models
+from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 
 from common.checkpoints import load_model, load_state, previous_path, save_model, save_state
@@ -84,6 +84,7 @@ def test_a_state_that_could_not_be_read_back_is_refused_before_it_is_written(tmp
 def tokenizer() -> PreTrainedTokenizerFast:
     words = {"<pad>": 0, "<eos>": 1} | {f"w{index}": index for index in range(2, 16)}
     inner = Tokenizer(models.WordLevel(words, unk_token="<pad>"))
+    inner.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
     return PreTrainedTokenizerFast(tokenizer_object=inner, pad_token="<pad>", eos_token="<eos>")
 
 

@@ -4,6 +4,7 @@ import importlib
 import json
 import multiprocessing
 import os
+import random
 import signal
 import subprocess
 import sys
@@ -11,10 +12,13 @@ import time
 from functools import partial
 from pathlib import Path
 
+import numpy as np
 import pytest
+import torch
 
 from common.jobs import Cell, Job, cell_folder, complete_cell, is_done, mark_done, run_jobs
 from common.live import LiveLine
+from common.workers import prepare_libraries
 
 FORK = multiprocessing.get_context("fork")
 HERE = Path(__file__).parent
@@ -88,6 +92,18 @@ def test_workers_are_reused_and_a_jobs_random_numbers_depend_on_its_name_alone()
     assert len({result["pid"] for result in results[0].values()}) == 1
     assert [result["random"] for result in results[0].values()] != [results[0]["job 0"]["random"]] * 4
     assert {n: r["random"] for n, r in results[0].items()} == {n: r["random"] for n, r in results[1].items()}
+
+
+def test_global_generators_and_threads_are_fixed_before_a_job():
+    before = torch.get_num_threads()
+    draws = []
+    for name in ("a", "b", "a"):
+        prepare_libraries(name, 1)
+        draws.append((random.random(), float(np.random.rand()), float(torch.rand(()))))  # noqa: NPY002
+        assert torch.get_num_threads() == 1
+    torch.set_num_threads(before)
+    assert draws[0] == draws[2]
+    assert all(first != second for first, second in zip(draws[0], draws[1]))
 
 
 def test_metrics_and_warnings_of_workers_reach_the_parents_line(tmp_path, capfd, monkeypatch):
