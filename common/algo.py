@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
+from functools import cache
 from pathlib import Path
 from typing import Any, get_type_hints
 
@@ -108,9 +109,7 @@ _ALGO_RANGES: dict[str, tuple[float | None, float | None, bool]] = {  # low, hig
     **dict.fromkeys(
         ("prompts_per_step", "group_size", "epochs", "minibatches", "max_new_tokens", "max_turns"), (1, None, False)
     ),
-    **dict.fromkeys(
-        ("lr", "value_lr", "adam_eps", "grad_clip", "clip_high", "temperature", "value_clip"), (0, None, True)
-    ),
+    **dict.fromkeys(("lr", "value_lr", "adam_eps", "grad_clip", "clip_high", "temperature", "value_clip"), (0, None, True)),
     **dict.fromkeys(("std_eps", "weight_decay", "kl_coef", "value_coef", "overlong_penalty"), (0, None, False)),
     **dict.fromkeys(("warmup_steps", "refill_rounds", "overlong_buffer", "value_warmup_steps"), (0, None, False)),
     **dict.fromkeys(("gamma", "lam"), (0, 1, False)),
@@ -124,10 +123,18 @@ def load_algo(preset: str, *layers: Mapping[str, Any], conf: Path = CONF) -> Alg
     Raises ConfigError for an unknown preset or key, a wrong type or an impossible combination.
     """
     one_of("algo preset", preset, sorted(path.stem for path in (conf / "algo").glob("*.yaml")))
-    values: Any = OmegaConf.to_container(OmegaConf.load(conf / "algo" / f"{preset}.yaml"))
+    path = conf / "algo" / f"{preset}.yaml"
+    values = dict(_preset(path, path.stat().st_mtime_ns))
     for layer in layers:
         values.update({key: value for key, value in layer.items() if value is not None})
     return build(AlgoConfig, values, "algo")
+
+
+@cache
+def _preset(path: Path, changed_ns: int) -> dict[str, Any]:
+    """A preset's values; kept until the file changes, because an experiment checks a dozen arms each time."""
+    values: Any = OmegaConf.to_container(OmegaConf.load(path))
+    return values
 
 
 def check_layer(layer: Mapping[str, Any], key: str = "algo") -> None:

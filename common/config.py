@@ -175,9 +175,7 @@ def visible_device(device: str) -> str:
         return seen[0]
     if device.split(":")[0] in seen:
         return device
-    raise ConfigError(
-        f"device={device}: this machine shows {', '.join(['cpu', *seen])}; device=cpu runs anywhere, slowly."
-    )
+    raise ConfigError(f"device={device}: this machine shows {', '.join(['cpu', *seen])}; device=cpu runs anywhere, slowly.")
 
 
 def usage(number: str, schema: type[Settings], conf: Path = CONF) -> str:
@@ -215,9 +213,7 @@ def _split(overrides: list[str]) -> tuple[dict[str, str], dict[str, Any]]:
         if override.is_delete() or override.is_add() or override.is_force_add() or "@" in key:
             raise ConfigError(f"{text}: only key=value is allowed, without +, ~ or @.")
         if override.is_sweep_override():
-            raise ConfigError(
-                f"{text}: one value is allowed; a list is written {key}=[a,b], a text with commas in quotes."
-            )
+            raise ConfigError(f"{text}: one value is allowed; a list is written {key}=[a,b], a text with commas in quotes.")
         if key in GROUPS:
             chosen[key] = str(override.value())
         else:

@@ -1,9 +1,8 @@
 """Two ways to run a causal language model token by token: through its own forward, or through fused weights.
 
-``ModelDecoder`` works with any Hugging Face model. A model of less than some ten million parameters spends most of a
-step outside its matrix products, so the Llama and Qwen3 families (LoRA too) are decoded by ``FusedDecoder``: the same
-function with projections joined, norm weights and adapters folded into them, and two batched products for attention.
-Both keep keys and values in buffers that are allocated once, and prefill every prompt exactly once.
+``ModelDecoder`` works with any Hugging Face model; a small Llama- or Qwen3-like model, LoRA or not, is decoded by
+``FusedDecoder`` through the weights of common.fused and two batched products for attention. Both keep keys and values in
+buffers that are allocated once, and prefill every prompt exactly once.
 
 Prompts of unequal length are padded on the right: under a causal mask no real token sees the padding behind it, so the
 prefill needs no mask. While decoding, the unused slots between a short prompt and its completion are hidden and every
@@ -15,12 +14,11 @@ Shape suffixes: _P prompts, _B rows of the batch, _T slots, _N rows times tokens
 from typing import Any, Protocol
 
 import torch
-from torch import Tensor, nn
-from transformers import Cache, LlamaForCausalLM, Qwen3ForCausalLM
+from torch import Tensor
+from transformers import Cache
 from transformers.cache_utils import CacheLayerMixin
 
-# Fused weights are a copy of the model, made anew for every call; beyond this size the copy costs more than it saves.
-FUSED_PARAMETERS = 20_000_000
+from common.fused import FusedModel, can_fuse, normalise
 
 
 class Decoder(Protocol):
@@ -146,133 +144,34 @@ class ModelDecoder:
         self.cache = Cache(layers=list(self.layers))
 
 
-def can_fuse(model: Any) -> bool:
-    """Whether ``FusedDecoder`` computes the same function as this model."""
-    if type(model) not in (Qwen3ForCausalLM, LlamaForCausalLM) or model.num_parameters() > FUSED_PARAMETERS:
-        return False
-    if model.dtype != torch.float32 or type(model.model.embed_tokens) is not nn.Embedding:
-        return False
-    config = model.config
-    sliding = "sliding_attention" in (getattr(config, "layer_types", None) or [])
-    if config.hidden_act != "silu" or sliding or config.rope_parameters["rope_type"] not in ("default", "linear"):
-        return False
-    linears = [module for layer in model.model.layers for module in (*layer.self_attn.children(), *layer.mlp.children())]
-    matrices = [module for module in linears if getattr(module, "weight", None) is not None and module.weight.ndim == 2]
-    return is_plain(model.lm_head) and type(model.lm_head) is nn.Linear and all(map(is_plain, matrices))
-
-
-def is_plain(linear: Any) -> bool:
-    """A linear layer without bias, or one with LoRA updates that are nothing but low-rank matrices."""
-    base = getattr(linear, "base_layer", linear)
-    if type(base) is not nn.Linear or base.bias is not None:
-        return False
-    variants = getattr(linear, "lora_variant", {})
-    return base is linear or not (any(variants.values()) or any(linear.lora_bias.values()))
-
-
-def effective_weight(linear: Any) -> Tensor:
-    """The matrix a plain linear layer applies, active LoRA updates included."""
-    base = getattr(linear, "base_layer", linear)
-    if base is linear or linear.disable_adapters or linear.merged:
-        return base.weight
-    updates = [linear.get_delta_weight(name) for name in linear.active_adapters if name in linear.lora_A]
-    return sum(updates, base.weight)
-
-
-class FusedLayer:
-    """The weights of one layer, transposed for ``x @ weight``, with norm weights and constant factors folded in."""
-
-    def __init__(self, layer: Any, heads: int, kv_heads: int, width: int, scale: float) -> None:
-        attention, mlp = layer.self_attn, layer.mlp
-        query, key = (
-            interleave(effective_weight(projection), count, width)
-            for projection, count in ((attention.q_proj, heads), (attention.k_proj, kv_heads))
-        )
-        self.norm_HD: Tensor | None = None
-        if hasattr(attention, "q_norm"):
-            norms = [(attention.q_norm.weight * scale, heads), (attention.k_norm.weight, kv_heads)]
-            rows = [interleave(weight[:, None], 1, width).T.expand(count, width) for weight, count in norms]
-            self.norm_HD = torch.cat(rows) * width**0.5
-        else:
-            query = query * scale
-        hidden = query.shape[1]
-        before_attention = layer.input_layernorm.weight * hidden**0.5
-        before_mlp = layer.post_attention_layernorm.weight * hidden**0.5
-        self.qkv = (torch.cat([query, key, effective_weight(attention.v_proj)]) * before_attention).T.contiguous()
-        self.out = effective_weight(attention.o_proj).T.contiguous()
-        both = torch.cat([effective_weight(mlp.gate_proj), effective_weight(mlp.up_proj)])
-        self.gate_up = (both * before_mlp).T.contiguous()
-        self.down = effective_weight(mlp.down_proj).T.contiguous()
-
-
-def interleave(weight: Tensor, heads: int, width: int) -> Tensor:
-    """Reorders the rows of each head from (first half, second half) to pairs, so that RoPE is one complex product."""
-    return weight.view(heads, 2, width // 2, -1).transpose(1, 2).reshape(heads * width, -1)
-
-
 class FusedDecoder:
     """Decodes Llama- and Qwen3-like models with about a third of the operations of their own forward."""
 
     def __init__(self, model: Any, ids_PT: Tensor, lengths_P: Tensor, max_new_tokens: int) -> None:
-        config = model.config
-        self.heads, self.kv_heads = config.num_attention_heads, config.num_key_value_heads
-        self.width = getattr(config, "head_dim", None) or config.hidden_size // self.heads
         self.prompt_slots = ids_PT.shape[1]
         self.slots = self.prompt_slots + max_new_tokens
         self.ragged = bool((lengths_P != self.prompt_slots).any())
         self.last_P = lengths_P - 1
-        self.embedding = model.model.embed_tokens.weight
-        self.layers = [
-            FusedLayer(layer, self.heads, self.kv_heads, self.width, self.width**-0.5) for layer in model.model.layers
-        ]
-        hidden = config.hidden_size
-        self.head = (model.lm_head.weight * (model.model.norm.weight * hidden**0.5)).T.contiguous()
-        self.epsilon = self.embedding.new_tensor(config.rms_norm_eps * hidden)
-        self.head_epsilon = self.embedding.new_tensor(config.rms_norm_eps * self.width)
-        positions_1T = torch.arange(self.slots, device=ids_PT.device)[None]
-        cosine, sine = model.model.rotary_emb(self.embedding, positions_1T)
-        half = self.width // 2
-        self.rotation_TD = torch.complex(cosine[0, :, :half].float(), sine[0, :, :half].float())
+        self.fused = FusedModel(model, self.slots)
+        self.head = (self.fused.head * self.fused.norm_D).T.contiguous()
         self.prefilled: list[tuple[Tensor, Tensor]] = []
         self.logits_PV = self._prefill(ids_PT)
 
-    def _normed(self, x: Tensor, epsilon: Tensor) -> Tensor:
-        """x / sqrt(sum of squares + epsilon): RMSNorm less the factors that stand in the weights."""
-        norm = torch.linalg.vector_norm(x, dim=-1, keepdim=True)
-        return x * torch.addcmul(epsilon, norm, norm).rsqrt_()
-
-    def _project(self, layer: FusedLayer, x_ND: Tensor, rotation_N1D: Tensor) -> tuple[Tensor, Tensor]:
-        """Rotated queries and keys [N, heads + kv_heads, width] and values [N, kv_heads, width]."""
-        qkv_ND = self._normed(x_ND, self.epsilon) @ layer.qkv
-        qkv = qkv_ND.view(len(x_ND), -1, self.width)
-        qk, value = qkv[:, : self.heads + self.kv_heads], qkv[:, self.heads + self.kv_heads :]
-        if layer.norm_HD is not None:
-            qk = self._normed(qk, self.head_epsilon).mul_(layer.norm_HD)
-        pairs = torch.view_as_complex(qk.float().reshape(*qk.shape[:2], -1, 2))
-        return torch.view_as_real(pairs * rotation_N1D).reshape(qk.shape).to(qk.dtype), value
-
-    def _finish(self, layer: FusedLayer, x_ND: Tensor, attended_ND: Tensor) -> Tensor:
-        x_ND = torch.addmm(x_ND, attended_ND, layer.out)
-        gate, up = (self._normed(x_ND, self.epsilon) @ layer.gate_up).chunk(2, dim=-1)
-        return torch.addmm(x_ND, nn.functional.silu(gate).mul_(up), layer.down)
-
     def _prefill(self, ids_PT: Tensor) -> Tensor:
-        prompts, length = ids_PT.shape
-        x_ND = self.embedding[ids_PT.flatten()]
-        rotation_N1D = self.rotation_TD[:length].repeat(prompts, 1)[:, None]
-        for layer in self.layers:
-            qk, value = self._project(layer, x_ND, rotation_N1D)
+        fused, (prompts, length) = self.fused, ids_PT.shape
+        x_ND = fused.embedding[ids_PT.flatten()]
+        rotation_N1D = fused.rotation_TD[:length].repeat(prompts, 1)[:, None]
+        slots_T = torch.arange(length, device=ids_PT.device)
+        causal = torch.where(slots_T > slots_T[:, None], -torch.inf, x_ND.new_zeros(()))[None, None]
+        for layer in fused.layers:
+            qk, value = fused.project(layer, x_ND, rotation_N1D)
             query, key, value = (
-                part.view(prompts, length, -1, self.width).transpose(1, 2)
-                for part in (qk[:, : self.heads], qk[:, self.heads :], value)
+                part.reshape(prompts, length, -1, fused.width) for part in (qk[:, : fused.heads], qk[:, fused.heads :], value)
             )
-            self.prefilled.append((key.contiguous(), value.contiguous()))
-            attended = nn.functional.scaled_dot_product_attention(
-                query, key, value, is_causal=True, scale=1.0, enable_gqa=self.heads != self.kv_heads
-            )
-            x_ND = self._finish(layer, x_ND, attended.transpose(1, 2).reshape(len(x_ND), -1))
-        last_ND = x_ND.view(prompts, length, -1)[torch.arange(prompts, device=ids_PT.device), self.last_P]
-        return self._normed(last_ND, self.epsilon) @ self.head
+            self.prefilled.append((key.transpose(1, 2).contiguous(), value.transpose(1, 2).contiguous()))
+            x_ND = fused.finish(layer, x_ND, fused.attend(query, key, value, causal))
+        last_PD = x_ND.view(prompts, length, -1)[torch.arange(prompts, device=ids_PT.device), self.last_P]
+        return normalise(last_PD, fused.epsilon) @ self.head
 
     def start(self, source_B: Tensor) -> None:
         self.used = self.prompt_slots
@@ -280,35 +179,37 @@ class FusedDecoder:
         self.last_B = self.last_P[source_B]
         self.mask = None
         if self.ragged:
-            mask_BT = hidden_slots(self.last_B, self.prompt_slots, self.slots, self.embedding.dtype)
-            self.mask = mask_BT.repeat_interleave(self.kv_heads, 0)[:, None]
+            mask_BT = hidden_slots(self.last_B, self.prompt_slots, self.slots, self.fused.embedding.dtype)
+            self.mask = mask_BT.repeat_interleave(self.fused.kv_heads, 0)[:, None]
 
     def _copy(self, old: Tensor, rows_B: Tensor) -> tuple[Tensor, Tensor]:
         """A buffer [B, kv_heads, slots, width] with the used slots of these rows, and a view as [B * kv_heads, ...]."""
-        new = old.new_empty(len(rows_B), self.kv_heads, self.slots, self.width)
+        new = old.new_empty(len(rows_B), old.shape[1], self.slots, old.shape[3])
         torch.index_select(old[:, :, : self.used], 0, rows_B, out=new[:, :, : self.used])
-        return new, new.view(-1, self.slots, self.width)
+        return new, new.view(-1, self.slots, old.shape[3])
 
     def step(self, tokens_B: Tensor) -> Tensor:
+        fused = self.fused
         self.last_B = self.last_B + 1
         slot, self.used = self.used, self.used + 1
-        rows, shape = len(tokens_B), (-1, self.heads // self.kv_heads, self.width)
+        rows, shape = len(tokens_B), (-1, fused.heads // fused.kv_heads, fused.width)
         mask = None if self.mask is None else self.mask[..., : self.used]
-        x_BD = self.embedding[tokens_B]
-        rotation_B1D = self.rotation_TD[self.last_B][:, None] if self.ragged else self.rotation_TD[slot]
-        for layer, (keys, keys_flat, values, values_flat) in zip(self.layers, self.cache, strict=True):
-            qk, value = self._project(layer, x_BD, rotation_B1D)
-            keys[:, :, slot] = qk[:, self.heads :]
+        x_BD = fused.embedding[tokens_B]
+        rotation_B1D = fused.rotation_TD[self.last_B][:, None] if self.ragged else fused.rotation_TD[slot]
+        for layer, (keys, keys_flat, values, values_flat) in zip(fused.layers, self.cache, strict=True):
+            qk, value = fused.project(layer, x_BD, rotation_B1D)
+            keys[:, :, slot] = qk[:, fused.heads :]
             values[:, :, slot] = value
-            query = qk[:, : self.heads].reshape(shape)
+            query = qk[:, : fused.heads].reshape(shape)
             seen = keys_flat[:, : self.used].transpose(1, 2)
             scores = torch.bmm(query, seen) if mask is None else torch.baddbmm(mask, query, seen)
             attended = torch.bmm(scores.softmax(-1), values_flat[:, : self.used])
-            x_BD = self._finish(layer, x_BD, attended.view(rows, -1))
-        return self._normed(x_BD, self.epsilon) @ self.head
+            x_BD = fused.finish(layer, x_BD, attended.view(rows, -1))
+        return normalise(x_BD, fused.epsilon) @ self.head
 
     def keep(self, index_B: Tensor) -> None:
         self.last_B = self.last_B[index_B]
         self.cache = [self._copy(keys, index_B) + self._copy(values, index_B) for keys, _, values, _ in self.cache]
         if self.mask is not None:
-            self.mask = self.mask.view(-1, self.kv_heads, self.slots)[index_B].reshape(-1, 1, self.slots)
+            self.mask = self.mask.view(len(self.mask) // self.fused.kv_heads, -1, self.slots)[index_B]
+            self.mask = self.mask.reshape(-1, 1, self.slots)

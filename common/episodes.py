@@ -16,6 +16,7 @@ import gymnasium
 import torch
 from torch import Tensor
 
+from common.fused import states_before
 from common.rollout import Completion, sample
 from common.tokenizers import encode_feedback, encode_prompt
 
@@ -240,22 +241,21 @@ def token_logprobs(
     wanted_BT = (attention_BT if mask_BT is None else mask_BT).bool().clone()
     wanted_BT[:, 0] = False
     wanted_BT[:, 1:] &= attention_BT[:, :-1].bool()
-    rows, columns = wanted_BT.nonzero(as_tuple=True)
     network = model.get_base_model() if hasattr(model, "get_base_model") else model
-    # Right padding needs no mask: under causal attention nothing real sees what comes after it.
-    left = not bool(attention_BT[:, 0].all())
-    hidden_BTD = network.base_model(
-        input_ids=ids_BT,
-        attention_mask=attention_BT.long() if left else None,
-        position_ids=(attention_BT.long().cumsum(-1) - 1).clamp(min=0) if left else None,
-        use_cache=False,
-    ).last_hidden_state
-    logits_NV = network.get_output_embeddings()(hidden_BTD[rows, columns - 1]).float()
+    if bool(attention_BT[:, 0].all()):
+        hidden_ND = states_before(network, ids_BT, wanted_BT)
+    else:
+        positions_BT = (attention_BT.long().cumsum(-1) - 1).clamp(min=0)
+        out = network.base_model(
+            input_ids=ids_BT, attention_mask=attention_BT.long(), position_ids=positions_BT, use_cache=False
+        )
+        hidden_ND = out.last_hidden_state[:, :-1][wanted_BT[:, 1:]]
+    logits_NV = network.get_output_embeddings()(hidden_ND).float()
     logp_NV = torch.log_softmax(logits_NV if temperature == 1.0 else logits_NV / temperature, -1)
-    logp_N = logp_NV.gather(-1, ids_BT[rows, columns][:, None])[:, 0]
+    logp_N = logp_NV.gather(-1, ids_BT[wanted_BT][:, None])[:, 0]
     zeros_BT = logp_N.new_zeros(ids_BT.shape)
-    logp_BT = zeros_BT.index_put((rows, columns), logp_N)
+    logp_BT = zeros_BT.masked_scatter(wanted_BT, logp_N)
     if not with_entropy:
         return logp_BT, None
     entropy_N = -(logp_NV.exp() * logp_NV).sum(-1)
-    return logp_BT, zeros_BT.index_put((rows, columns), entropy_N)
+    return logp_BT, zeros_BT.masked_scatter(wanted_BT, entropy_N)

@@ -159,7 +159,7 @@ class FusedModel:
         values are not repeated.
         """
         rows, tokens, repeats = *query.shape[:2], self.heads // self.kv_heads
-        stacked = query.view(rows, tokens, self.kv_heads, repeats, self.width).permute(0, 2, 3, 1, 4)
+        stacked = query.reshape(rows, tokens, self.kv_heads, repeats, self.width).permute(0, 2, 3, 1, 4)
         out = nn.functional.scaled_dot_product_attention(
             stacked.reshape(rows, self.kv_heads, repeats * tokens, self.width),
             key.transpose(1, 2),
@@ -189,53 +189,62 @@ def split_prefixes(ids_BT: Tensor, length_B: Tensor, prefix_B: Tensor) -> _Share
     if spared < SHARE_FROM * sum(length for _, length, _ in rows):
         source_B = torch.arange(len(rows), device=ids_BT.device)
         return _Shared(ids_BT[:, : int(length_B.max())], length_B, source_B, ids_BT[:, :0])
-    prefix_length_P = torch.tensor([len(prefix) for prefix in prefixes], device=ids_BT.device)
-    width = int(prefix_length_P.max())
+    width = max(map(len, prefixes))
     padded = [[*prefix, *[0] * (width - len(prefix))] for prefix in prefixes]
     rest = int((length_B - prefix_B).max())
     columns_BS = prefix_B[:, None] + torch.arange(rest, device=ids_BT.device)
     rest_BS = ids_BT.gather(1, columns_BS.clamp(max=ids_BT.shape[1] - 1))
-    return _Shared(ids_BT.new_tensor(padded), prefix_length_P, ids_BT.new_tensor(source), rest_BS)
+    return _Shared(ids_BT.new_tensor(padded), ids_BT.new_tensor(list(map(len, prefixes))), ids_BT.new_tensor(source), rest_BS)
 
 
-def states_before(model: Any, ids_BT: Tensor, length_B: Tensor, mask_BT: Tensor) -> Tensor:
-    """Last hidden states [N, D] that predict the masked tokens, in row-major order, for a model that ``can_fuse``.
+def states_before(model: Any, ids_BT: Tensor, mask_BT: Tensor) -> Tensor:
+    """Last hidden states [N, D] from which the masked tokens are predicted, in row-major order; position 0 never counts.
 
-    Rows are padded on the right, ``length_B`` real tokens each; the mask starts at position 1 at the earliest. Tokens
-    before a row's first masked one are computed once for all rows that share them.
+    Rows are padded on the right. Nothing behind a row's last masked token is computed, and with fused weights the tokens
+    before its first one are computed once for all rows that share them.
     """
-    rows_N, columns_N = mask_BT.nonzero(as_tuple=True)
-    first_B = torch.where(mask_BT.any(1), mask_BT.int().argmax(1), length_B)
-    parts = split_prefixes(ids_BT, (length_B - 1).clamp(min=1), first_B.clamp(min=1).minimum((length_B - 1).clamp(min=1)))
+    if not can_fuse(model):
+        # Padding needs no attention mask: under causal attention nothing real sees what comes after it.
+        return model.base_model(input_ids=ids_BT[:, :-1], use_cache=False).last_hidden_state[mask_BT[:, 1:].bool()]
+    rows_N, before_N = mask_BT[:, 1:].nonzero(as_tuple=True)
+    wanted_BT = mask_BT[:, 1:].int()
+    # The state before column c + 1 is that of token c: the last one is needed, and all up to the first may be shared.
+    length_B = (wanted_BT * torch.arange(1, ids_BT.shape[1], device=ids_BT.device)).amax(1).clamp(min=1)
+    prefix_B = torch.minimum(wanted_BT.argmax(1) + 1, length_B)
+    parts = split_prefixes(ids_BT, length_B, prefix_B)
+    x_ND, epsilon, norm_D = _run(FusedModel(model, parts.prefix_PL.shape[1] + parts.rest_BS.shape[1]), parts)
     (prefixes, width), rest = parts.prefix_PL.shape, parts.rest_BS.shape[1]
-    fused = FusedModel(model, width + rest)
-    start_B = parts.prefix_length_P[parts.source_B]
-    slots_L = torch.arange(width + rest, device=ids_BT.device)
-    positions_BS = start_B[:, None] + slots_L[:rest]
-    positions_N = torch.cat([slots_L[:width].repeat(prefixes), positions_BS.flatten()])
+    beyond_N = before_N - parts.prefix_length_P[parts.source_B[rows_N]]
+    in_prefix_N = parts.source_B[rows_N] * width + before_N
+    place_N = torch.where(beyond_N < 0, in_prefix_N, prefixes * width + rows_N * rest + beyond_N)
+    return normalise(x_ND[place_N], epsilon) * norm_D
+
+
+def _run(fused: FusedModel, parts: _Shared) -> tuple[Tensor, Tensor, Tensor]:
+    """Residual stream after the last layer, [P * L + B * S, D], prefixes first; epsilon and weight of the last norm."""
+    (prefixes, width), (rows, rest) = parts.prefix_PL.shape, parts.rest_BS.shape
+    ids_N = torch.cat([parts.prefix_PL.flatten(), parts.rest_BS.flatten()])
+    start_B11 = parts.prefix_length_P[parts.source_B][:, None, None]
+    slots_L = torch.arange(width + rest, device=ids_N.device)
+    positions_N = torch.cat([slots_L[:width].repeat(prefixes), (start_B11 + slots_L[:rest]).flatten()])
     rotation_N1D = fused.rotation_TD[positions_N][:, None]
-    x_ND = nn.functional.embedding(torch.cat([parts.prefix_PL.flatten(), parts.rest_BS.flatten()]), fused.embedding)
+    x_ND = nn.functional.embedding(ids_N, fused.embedding)
     zero = x_ND.new_zeros(())
-    causal = torch.where(slots_L[:width] > slots_L[:width, None], -torch.inf, zero)[None, None]
-    hidden_BSL = (slots_L >= start_B[:, None, None]) & (slots_L < width) | (slots_L - width > slots_L[:rest, None])
-    behind = torch.where(hidden_BSL[:1] if bool((start_B == width).all()) else hidden_BSL, -torch.inf, zero)[:, None]
+    causal_TL = torch.where(slots_L[:width] > slots_L[:width, None], -torch.inf, zero)
+    gap_B1L = (slots_L >= start_B11) & (slots_L < width)
+    hidden_BSL = gap_B1L[: 1 if bool((start_B11 == width).all()) else rows] | (slots_L - width > slots_L[:rest, None])
+    behind_BSL = torch.where(hidden_BSL, -torch.inf, zero)
+    heads, kv_heads, count = fused.heads, fused.kv_heads, prefixes * width
     for layer in fused.layers:
-        qk, value = fused.project(layer, x_ND, rotation_N1D)
-        own, other = (part.split([prefixes * width, len(x_ND) - prefixes * width]) for part in (qk, value))
-        (query, key), values = own[0].view(prefixes, width, -1, fused.width).split([fused.heads, fused.kv_heads], 2), other[0]
-        values = values.view(prefixes, width, -1, fused.width)
-        attended = [fused.attend(query, key, values, causal)]
+        qk, values = fused.project(layer, x_ND, rotation_N1D)
+        queries, keys = qk.split([heads, kv_heads], 1)
+        query, key, value = (part[:count].view(prefixes, width, -1, fused.width) for part in (queries, keys, values))
+        attended_ND = fused.attend(query, key, value, causal_TL[None, None])
         if rest:
-            later, later_value = (part[1].view(len(ids_BT), rest, -1, fused.width) for part in (own, other))
-            query, later_key = later.split([fused.heads, fused.kv_heads], 2)
-            keys = torch.cat([key[parts.source_B], later_key], 1)
-            attended.append(fused.attend(query, keys, torch.cat([values[parts.source_B], later_value], 1), behind))
-        x_ND = fused.finish(layer, x_ND, torch.cat(attended))
-    before_N = columns_N - 1
-    in_prefix_N = before_N < start_B[rows_N]
-    place_N = torch.where(
-        in_prefix_N,
-        parts.source_B[rows_N] * width + before_N,
-        prefixes * width + rows_N * rest + before_N - start_B[rows_N],
-    )
-    return normalise(x_ND[place_N], fused.epsilon) * fused.norm_D
+            later = (part[count:].view(rows, rest, -1, fused.width) for part in (queries, keys, values))
+            query, later_key, later_value = later
+            key = torch.cat([key[parts.source_B], later_key], 1)
+            value = torch.cat([value[parts.source_B], later_value], 1)
+            attended_ND = torch.cat([attended_ND, fused.attend(query, key, value, behind_BSL[:, None])])
+        x_ND = fused.finish(layer, x_ND, attended_ND)
+    return x_ND, fused.epsilon, fused.norm_D

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from common.episodes import Batch
+from common.fused import states_before
 from common.losses import entropy_from_logprobs
 from common.seeding import generator
 
@@ -86,9 +87,8 @@ def score_tokens(model: Any, batch: Batch, temperature: float, *, entropy_gradie
 
     Index n runs over batch.mask_BT in row-major order; the state before token t is read at position t - 1.
     """
-    hidden_BTD = hidden_states(model, batch.ids_BT[:, :-1])
     written_BT = batch.mask_BT[:, 1:].bool()
-    hidden_ND = hidden_BTD[written_BT]
+    hidden_ND = states_before(network(model), batch.ids_BT, batch.mask_BT)
     logits_NV = network(model).get_output_embeddings()(hidden_ND).float()
     logp_NV = torch.log_softmax(logits_NV if temperature == 1.0 else logits_NV / temperature, dim=-1)
     logp_N = logp_NV.gather(1, batch.ids_BT[:, 1:][written_BT][:, None])[:, 0]

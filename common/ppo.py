@@ -30,6 +30,7 @@ from common import advantages, losses
 from common.algo import AlgoConfig
 from common.compute import Budget, Meter
 from common.episodes import Batch, Episode
+from common.fused import states_before
 from common.loop import (
     TaskAt,
     averages,
@@ -51,9 +52,9 @@ from common.models import parameter_count
 from common.policy import (
     build_value_head,
     check_head,
-    hidden_states,
     make_reference,
     micro_batches,
+    network,
     reference_logprobs,
     score_tokens,
     select,
@@ -140,13 +141,19 @@ def token_rewards(episodes: list[Episode], batch: Batch, algo: AlgoConfig) -> Te
 
 @torch.no_grad()
 def predict_values(model: Any, head: nn.Module, batch: Batch) -> tuple[Tensor, Tensor]:
-    """Value before each token, (B, T) (position 0 has none and reads 0), and value after the last token, (B,)."""
-    after_BT = torch.zeros_like(batch.logp_BT)
-    for rows in micro_batches(batch, torch.arange(len(after_BT), device=after_BT.device)):
-        part_BT = head(hidden_states(model, select(batch, rows).ids_BT).float())[..., 0]
-        after_BT[rows, : part_BT.shape[1]] = part_BT
-    final_B = after_BT.gather(1, batch.attention_BT.sum(1, keepdim=True) - 1)[:, 0]
-    return nn.functional.pad(after_BT[:, :-1], (1, 0)), final_B
+    """Value before each policy token, (B, T), 0 elsewhere; and value after the last token of each row, (B,)."""
+    end_B1 = batch.attention_BT.sum(1, keepdim=True)
+    ids_BT, wanted_BT, values_BT = (
+        nn.functional.pad(x_BT, (0, 1)) for x_BT in (batch.ids_BT, batch.mask_BT, torch.zeros_like(batch.logp_BT))
+    )
+    wanted_BT.scatter_(1, end_B1, True)  # what follows the end of a row is judged by the state after its last token
+    for rows in micro_batches(batch, torch.arange(len(ids_BT), device=ids_BT.device)):
+        longest = int(end_B1[rows].max()) + 1
+        part_BT = wanted_BT[rows, :longest]
+        values_N = head(states_before(network(model), ids_BT[rows, :longest], part_BT).float())[:, 0]
+        values_BT[rows, :longest] = values_BT[rows, :longest].masked_scatter(part_BT, values_N)
+    final_B = values_BT.gather(1, end_B1)[:, 0]
+    return torch.where(batch.mask_BT, values_BT[:, :-1], 0.0), final_B
 
 
 def make_targets(

@@ -7,6 +7,7 @@ a value either has the declared type or the reader gets one sentence that names 
 from __future__ import annotations
 
 import difflib
+import functools
 import types
 from collections.abc import Iterable, Mapping
 from dataclasses import MISSING, fields, is_dataclass
@@ -82,10 +83,11 @@ def build(schema: Any, values: Any, key: str = "") -> Any:
     for name, item in known.items():
         if name not in values and item.default is MISSING and item.default_factory is MISSING:
             raise ConfigError(f"{prefix}{name} is missing: give it a value in the experiment's configuration.")
-    hints = get_type_hints(schema)
+    hints = _type_hints(schema)
     return schema(**{name: convert(hints[name], value, prefix + name) for name, value in values.items()})
 
 
+_type_hints = functools.cache(get_type_hints)  # it compiles every annotation anew
 _WORDS: dict[Any, str] = {int: "a whole number", float: "a number", str: "text", bool: "true or false"}
 
 

@@ -9,6 +9,7 @@ trained), and the peak is what this machine's matrix product reaches in float32 
 """
 
 import copy
+import itertools
 import os
 import statistics
 import sys
@@ -25,7 +26,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 import gymnasium
 import torch
 
-from common import losses, policy
+from common import policy
 from common.algo import AlgoConfig
 from common.compute import Budget
 from common.decoding import make_decoder
@@ -178,7 +179,7 @@ def grpo_trl(case: Case) -> tuple[Times, float]:
 
 def differences(marks: Times) -> Times:
     """Seconds between marks, the first interval (warm-up) left out."""
-    return [later - earlier for earlier, later in zip(marks[1:], marks[2:], strict=False)]
+    return [later - earlier for earlier, later in itertools.pairwise(marks[1:])]
 
 
 def sampler_ours(case: Case, rows: int, group: int, stops: list[int]) -> tuple[float, int]:

@@ -51,9 +51,7 @@ def trained_cells(folder: Path) -> list[Cell]:
     """The cells of a run folder that have ended and hold a model, sorted."""
     marks = [path for path in sorted(folder.glob("*/seed*/DONE")) if (path.parent / "model").is_dir()]
     named = [(path.parent.parent.name, path.parent.name.removeprefix("seed")) for path in marks]
-    return [
-        Cell(arm, int(seed)) for arm, seed in named if seed.isdigit()
-    ]  # others are set aside, such as seed100.stale
+    return [Cell(arm, int(seed)) for arm, seed in named if seed.isdigit()]  # others are set aside, such as seed100.stale
 
 
 def export(number: str, chosen: Common, cell: Cell, target: Path) -> Path:

@@ -48,7 +48,6 @@ def figures(records: list[Record], folder: Path) -> list[str]:
                     x_label="training episodes", y_label="games won in the last window",
                 )
             )  # fmt: skip
-    names.append(_single_runs(records, folder / "runs.svg"))
     names.append(
         bars(
             records, "train", "rise_episode", arms, folder / "rise.svg", labels=LABELS, unit="count",
@@ -56,11 +55,11 @@ def figures(records: list[Record], folder: Path) -> list[str]:
             x_label="training episodes",
         )
     )  # fmt: skip
-    names.append(_state_counts(records, [arm for arm in STATE_ARMS if arm in arms], folder / "states.svg"))
-    mapped = [arm for arm in MAP_ARMS if _steps(records, arm, "room_values")]
-    if mapped:
-        names.append(_value_maps(records, mapped, folder / "value-map.svg"))
-        names.append(_path_map(records, mapped[0], folder / "path.svg"))
+    if all(arm in arms for arm in MAP_ARMS):
+        names.append(_single_runs(records, folder / "runs.svg"))
+        names.append(_state_counts(records, [arm for arm in STATE_ARMS if arm in arms], folder / "states.svg"))
+        names.append(_value_maps(records, list(MAP_ARMS), folder / "value-map.svg"))
+        names.append(_path_map(records, MAP_ARMS[0], folder / "path.svg"))
     return names
 
 
@@ -123,7 +122,7 @@ def _rooms(axes: Axes, colours: dict[str, tuple] | None = None, texts: dict[str,
 def _value_maps(records: list[Record], arms: list[str], path: Path) -> str:
     """Highest value of each room's states (mean over seeds) at a few moments of training."""
     steps = _steps(records, arms[0], "room_values")
-    shown = [steps[i] for i in sorted({0, len(steps) * 2 // 5, len(steps) * 3 // 5, len(steps) - 1})]
+    shown = steps[:3] + steps[3:][-1:]
     scale = Normalize(0, 230)
     title = "Highest action value in each room while training (mean over seeds): value flows back from the treasure"
     with canvas(path, title, width=2.6 * len(shown), height=3.3 * len(arms)) as (figure, first):
@@ -182,12 +181,12 @@ the best player farms first and wins at the last moment.
 - With the learner's discount of {DISCOUNT} per move, the shortest victory is worth {at_once[1]:.2f} from the start. If games \
 had no limit, which is what a learner without a clock can at best know, the best plan would be worth {endless:.2f} and \
 {wins}: it drops and re-takes the key for ever. With the limit known the best is {clocked:.2f}, a victory after \
-{len(clocked_plan)} moves. The three lie within {(endless - at_once[1]) / at_once[1]:.1%} of each other, so the table has to tell apart \
-near-equals by rare cut-off games, and when it does so is a matter of luck.
+{len(clocked_plan)} moves. The three lie within {(endless - at_once[1]) / at_once[1]:.1%} of each other, so the table \
+has to tell apart near-equals by rare cut-off games, and when it does so is a matter of luck.
 """
     found = {"What exact search says": exact}
     games = found_paths(records, "base")
-    if games:
+    if games and "pays_once" in {row["arm"] for row in records}:
         lines = [
             f"| {len(actions)} | {count} | {', '.join(actions[:14])}{', ...' if len(actions) > 14 else ''} |"
             for actions, count in games.most_common(8)

@@ -24,7 +24,7 @@ from experiments.exp_7_11_general_points.settings import Branch, Settings
 
 HERE = "experiments.exp_7_11_general_points."
 TEXT_CODE = [HERE + "data", HERE + "hands", HERE + "prompts", "common.tokenizers", "common.seeding"]
-SFT_CODE = [*TEXT_CODE, "common.sft", "common.muon", "common.models", "common.lora"]
+SFT_CODE = [*TEXT_CODE, *(f"common.{name}" for name in ("sft", "muon", "models", "lora", "losses", "episodes", "fused"))]
 
 
 def stage_log(settings: Settings, folder: Path, name: str, seed: int) -> RunLog:

@@ -41,14 +41,14 @@ def task_at(turns):
     return lambda step, n: [{"words": [(step + i + 2 * turn) % 6 for turn in range(turns)]} for i in range(n)]
 
 
-COMMON = {"lr": 5e-3, "max_new_tokens": 3, "warmup_steps": 0}
+COMMON = {"lr": 5e-3, "max_new_tokens": 3, "warmup_steps": 2, "lr_decay": "linear"}
 GROUPED = COMMON | {"prompts_per_step": 18, "group_size": 8}
-SINGLE = COMMON | {"prompts_per_step": 144, "group_size": 1}
+SINGLE = COMMON | {"lr": 8e-3, "prompts_per_step": 144, "group_size": 1, "entropy_coef": 0.02}
 ACTOR_CRITIC = SINGLE | {"lr": 2e-3, "value_lr": 3e-3, "minibatches": 2, "value_warmup_steps": 1, "entropy_coef": 0.01}
 STEPS = 45
 CASES = {
     "grpo": ("grpo", GROUPED, 1),
-    "dapo": ("dapo", GROUPED | {"overlong_buffer": 1, "overlong_penalty": 0.1, "refill_rounds": 1}, 1),
+    "dapo": ("dapo", GROUPED | {"overlong_buffer": 0, "refill_rounds": 1}, 1),
     "dr_grpo": ("dr_grpo", GROUPED, 1),
     "rloo": ("rloo", GROUPED, 1),
     "reinforce": ("reinforce", SINGLE, 1),

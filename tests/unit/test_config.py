@@ -257,13 +257,13 @@ def survivors(conf: Path, number: str, schema: Any, scale: str, **groups: str) -
 
     Merged, because a key that stands in two files and is misspelt in one of them is an unknown key all the same.
     """
-    merged: Any = OmegaConf.to_container(config._from_files(conf, number, scale, **groups))
+    merged: Any = OmegaConf.to_container(config._from_files(conf, number, scale, **groups), resolve=True)
     if scale == "gpu":
         merged |= {"model_path": "some/model"} if "model_path" in merged else {}
 
     def accepted(document: Any) -> bool:
         try:
-            config._typed(number, schema, scale, OmegaConf.create(document)).check()
+            build(schema, {"experiment": number, "scale": scale, **document}).check()
         except ConfigError:
             return False
         return True

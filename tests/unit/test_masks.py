@@ -213,14 +213,20 @@ def test_L17_each_token_is_scored_by_the_position_before_it():
 
 
 def test_L18_values_are_those_of_the_state_before_each_token():
-    class Position(nn.Module):
-        def forward(self, hidden_BTD):
-            return torch.arange(hidden_BTD.shape[1]).float().expand(hidden_BTD.shape[:2])[..., None]
+    class Positions(nn.Module):
+        """Hidden state = the position, so that a value tells where it was read."""
 
-    made = [Episode([1] * 5, [0, 0, 1, 1, 1], [0.0] * 5, [-1, -1, 0, 0, 0], 2, {}, 0)]
-    values_BT, final_B = ppo.predict_values(Counting(), Position(), collate(made, 0))
-    assert values_BT[0, 2:].tolist() == [1.0, 2.0, 3.0]
-    assert final_B.tolist() == [4.0]
+        def base_model(self, input_ids, use_cache):
+            position_BTD = torch.arange(input_ids.shape[1]).float().expand(input_ids.shape)[..., None]
+            return type("Output", (), {"last_hidden_state": position_BTD})
+
+    made = [
+        Episode([1] * 5, [0, 0, 1, 1, 1], [0.0] * 5, [-1, -1, 0, 0, 0], 2, {}, 0),
+        Episode([1] * 4, [0, 1, 0, 1], [0.0] * 4, [-1, 0, -1, 1], 1, {}, 0),
+    ]
+    values_BT, final_B = ppo.predict_values(Positions(), nn.Identity(), collate(made, 0))
+    assert values_BT.tolist() == [[0, 0, 1, 2, 3], [0, 0, 0, 2, 0]]
+    assert final_B.tolist() == [4, 3]
 
 
 def test_L26_ratio_of_an_on_policy_batch_with_tool_spans_is_one():
