@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from common.episodes import Episode, MakeEnv, run_episodes
+from common.episodes import Episode, MakeEnv, collate, run_episodes, token_logprobs
 
 
 @dataclass
@@ -67,3 +67,40 @@ def evaluate_tasks(
         items["reward"].append(sum(episode.reward for episode in group) / samples)
         items["truncated"].append(sum(episode.truncated for episode in group) / samples)
     return Evaluation(items, episodes, samples)
+
+
+@torch.no_grad()
+def kl_on_samples(reference: Any, episodes: list[Episode], pad_id: int, temperature: float = 1.0) -> float:
+    """Monte-Carlo KL(policy, reference) in nats per episode, on episodes that the policy sampled at ``temperature``."""
+    total = 0.0
+    for part in range(0, len(episodes), 256):
+        batch = collate(episodes[part : part + 256], pad_id)
+        ids_BT, attention_BT, mask_BT = (t.to(reference.device) for t in (batch.ids_BT, batch.attention_BT, batch.mask_BT))
+        logp_BT, _ = token_logprobs(reference, ids_BT, attention_BT, temperature, mask_BT=mask_BT)
+        total += float((batch.logp_BT - logp_BT.cpu()).sum())
+    return total / len(episodes)
+
+
+def rollout_row(episode: Episode, tokenizer: Any) -> dict[str, Any]:
+    """An episode to read: prompt, text segments with the policy's mask, reward parts and the verifier's reason.
+
+    ``surprise`` is high where the outcome goes against the policy's mean log-probability of its own tokens.
+    """
+    segments: list[dict] = []
+    for position, (token, mask) in enumerate(zip(episode.ids, episode.mask, strict=True)):
+        if position and segments[-1]["mask"] == mask:
+            segments[-1]["ids"].append(token)
+        else:
+            segments.append({"mask": mask, "ids": [token]})
+    logps = [logp for logp, mask in zip(episode.logps, episode.mask, strict=True) if mask]
+    confidence = sum(logps) / max(1, len(logps))
+    last = episode.infos[-1]
+    return {
+        "prompt": tokenizer.decode(segments[0]["ids"]),
+        "segments": [{"text": tokenizer.decode(s["ids"]), "mask": s["mask"]} for s in segments[1:]],
+        "reward": episode.reward,
+        "parts": last.get("parts") or {},
+        "reason": last["reason"],
+        "success": episode.success,
+        "surprise": -confidence if episode.success else confidence,
+    }

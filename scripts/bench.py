@@ -15,11 +15,12 @@ import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
@@ -228,12 +229,11 @@ def split_step(case: Case) -> dict[str, float]:
         make_decoder(model, list(map(tuple, prompts)), NEW_TOKENS)
     settings: dict[str, Any] = {"group_size": GROUP, "max_new_tokens": NEW_TOKENS}
     with clock("decode"):
-        sample(model, prompts, stop_ids=[], generator=generator("bench", "split"), **settings)
+        completions = sample(model, prompts, stop_ids=[], generator=generator("bench", "split"), **settings)
     parts["decode"] -= parts["prefill"]
-    with clock("environment"):
-        episodes = run_episodes(model, case.tokenizer, CountTask, tasks, generator=generator("bench", "split"), **settings)
+    with clock("environment"), mock.patch("common.episodes.sample", return_value=completions):
+        episodes = run_episodes(model, case.tokenizer, CountTask, tasks, **settings)
         batch = collate(episodes, case.tokenizer.pad_token_id)
-    parts["environment"] -= parts["prefill"] + parts["decode"]
     optimizer = make_optimizer(list(model.parameters()), [], ALGO)
     for rows in policy.micro_batches(batch, torch.arange(len(episodes))):
         part = policy.select(batch, rows)
@@ -261,9 +261,9 @@ def matmul_peak() -> float:
     return best
 
 
-def measure(case: Case, rounds: int, say: Callable[[str], None]) -> dict[str, Any]:
+def measure(case: Case, rounds: int) -> dict[str, Any]:
     """Runs everything `rounds` times, ours and theirs by turns; {name: numbers}."""
-    peaks: Times = []
+    peak = 0.0
     steps: dict[str, Times] = {"ours": [], "trl": []}
     sampling: dict[str, dict[str, list[tuple[float, int]]]] = {}
     splits: list[dict[str, float]] = []
@@ -271,22 +271,21 @@ def measure(case: Case, rounds: int, say: Callable[[str], None]) -> dict[str, An
     cases = [(f"fixed length, batch {rows}", rows, 1, []) for rows in (1, 8, 64, 256)]
     cases += [(f"ragged length, {rows // GROUP} groups of {GROUP}", rows, GROUP, case.stops) for rows in (8, 64, 256)]
     for turn in range(rounds):
-        peaks.append(matmul_peak())
+        peak = max(peak, matmul_peak())
         ours, flops = grpo_ours(case)
         theirs, length = grpo_trl(case)
         if length != NEW_TOKENS:
             raise RuntimeError(f"TRL's completions are {length} tokens long on average, ours {NEW_TOKENS}: not comparable")
         steps["ours"] += ours
         steps["trl"] += theirs
-        say(f"round {turn + 1}/{rounds}: GRPO step, CPU s: ours {min(ours):.3f}, TRL {min(theirs):.3f}")
+        print(f"round {turn + 1}/{rounds}: GRPO step, CPU s: ours {min(ours):.3f}, TRL {min(theirs):.3f}", flush=True)
         for name, rows, group, stops in cases:
             both = sampling.setdefault(name, {"ours": [], "generate": []})
             for _ in range(2):
                 both["ours"].append(sampler_ours(case, rows, group, stops))
                 both["generate"].append(sampler_generate(case, rows, group, stops))
-            say(f"  {name}: {speed(both['ours']):,.0f} and {speed(both['generate']):,.0f} tokens per CPU s")
+            print(f"  {name}: {speed(both['ours']):,.0f} and {speed(both['generate']):,.0f} tokens per CPU s", flush=True)
         splits.append(split_step(case))
-    peak = max(peaks)
     return {
         "parameters": parameter_count(case.model),
         "rounds": rounds,
@@ -388,7 +387,7 @@ def main(arguments: list[str]) -> int:
     plain = case.tokenizer(case.tokenizer.bos_token + case.texts[0])["input_ids"]
     if plain != case.prompts(1)[0]:
         raise RuntimeError("the two sides would read different prompt tokens")
-    result = measure(case, int(rounds), lambda line: print(line, flush=True))
+    result = measure(case, int(rounds))
     folder = Path((options | given)["folder"])
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "bench.json").write_text(strict_json(result, indent=2) + "\n", encoding="utf-8")

@@ -4,7 +4,8 @@ from typing import Any
 
 import torch
 
-from common.episodes import Episode, collate, run_episodes, token_logprobs
+from common.episodes import Episode, token_logprobs
+from common.evaluation import evaluate_tasks, kl_on_samples, rollout_row
 from common.runlog import RunLog
 from common.seeding import generator
 from common.tokenizers import encode_prompt
@@ -15,9 +16,7 @@ from experiments.exp_7_11_general_points.settings import Settings
 FAILURES = ("no_answer", "illegal_formula", "number", "no_solution")
 
 
-def split_hands(
-    settings: Settings, split_seed: int, seed: int
-) -> dict[str, tuple[tuple[tuple[int, ...], ...], hands.Rule]]:
+def split_hands(settings: Settings, split_seed: int, seed: int) -> dict[str, tuple[tuple[tuple[int, ...], ...], hands.Rule]]:
     """Split name -> (hands, rule). Seeds below 100 tune and see validation hands, the others test hands."""
     splits = hands.splits(split_seed)
     tuning = seed < 100
@@ -48,7 +47,7 @@ class Evaluator:
         chosen, rule = self.splits[split]
         chosen = chosen[:: max(1, len(chosen) // limit)][:limit] if limit else chosen
         tasks = data.evaluation_tasks(chosen, rule, self.seed, orders)
-        episodes = run_episodes(
+        played = evaluate_tasks(
             model,
             self.tokenizer,
             self.make_env,
@@ -58,14 +57,12 @@ class Evaluator:
             temperature=self.settings.evaluation.temperature,
             generator=generator(self.seed, "evaluation", split),
         )
-        return episodes, len(chosen)
+        return played.episodes, len(chosen)
 
     def curve(self, model: Any, percent: int) -> None:
         """A cheap point of the learning curve, on some hands of each split; steps are percent of the arm's compute."""
         for split in ("id", "ood"):
-            episodes, _ = self.play(
-                model, split, self.settings.evaluation.curve_orders, self.settings.evaluation.curve_hands
-            )
+            episodes, _ = self.play(model, split, self.settings.evaluation.curve_orders, self.settings.evaluation.curve_hands)
             share = sum(e.success for e in episodes) / len(episodes)
             self.log.record(split=split, metric="success", value=share, n=len(episodes), step=percent)
 
@@ -80,14 +77,14 @@ class Evaluator:
                 items = [sum(values[i * orders : (i + 1) * orders]) / orders for i in range(count)]
                 shown = items if metric in ("success", "success_first", "recognition", "training_rule") else None
                 mean = sum(values) / len(values)
-                self.log.record(
-                    split=split, metric=metric, value=mean, n=len(values), step=step, final=True, items=shown
-                )
+                self.log.record(split=split, metric=metric, value=mean, n=len(values), step=step, final=True, items=shown)
             if split == "train":
                 continue
-            kl = kl_to_start(model, start, episodes, self.tokenizer, self.settings.evaluation.temperature)
+            kl = kl_on_samples(start, episodes, self.tokenizer.pad_token_id, self.settings.evaluation.temperature)
             self.log.record(split=split, metric="kl_start", value=kl, n=len(episodes), step=step, final=True)
-            self.log.rollouts([rollout_row(e, split, self.tokenizer) for e in episodes[:: max(1, len(episodes) // 40)]])
+            self.log.rollouts(
+                [{"split": split, **rollout_row(e, self.tokenizer)} for e in episodes[:: max(1, len(episodes) // 40)]]
+            )
         self._training_rule_probability(model)
 
     def _training_rule_probability(self, model: Any) -> None:
@@ -134,38 +131,3 @@ def episode_metrics(episodes: list[Episode]) -> dict[str, list[float]]:
         "length": [float(sum(episode.mask)) for episode in episodes],
     }
     return metrics | {f"failure/{kind}": [float(info["class"] == kind) for info in first] for kind in FAILURES}
-
-
-@torch.no_grad()
-def kl_to_start(model: Any, start: Any, episodes: list[Episode], tokenizer: Any, temperature: float) -> float:
-    """Monte-Carlo KL(policy, start) in nats per episode, on the policy's own samples."""
-    total = 0.0
-    for part in range(0, len(episodes), 256):
-        batch = collate(episodes[part : part + 256], tokenizer.pad_token_id)
-        ids_BT, attention_BT, mask_BT = (t.to(start.device) for t in (batch.ids_BT, batch.attention_BT, batch.mask_BT))
-        logp_BT, _ = token_logprobs(start, ids_BT, attention_BT, temperature, mask_BT=mask_BT)
-        total += float((batch.logp_BT - logp_BT.cpu()).sum())
-    return total / len(episodes)
-
-
-def rollout_row(episode: Episode, split: str, tokenizer: Any) -> dict:
-    """An episode to read: text segments with the policy's mask, points and the verifier's reason."""
-    segments: list[dict] = []
-    for position, (token, mask) in enumerate(zip(episode.ids, episode.mask, strict=True)):
-        if position and segments and segments[-1]["mask"] == mask:
-            segments[-1]["ids"].append(token)
-        else:
-            segments.append({"mask": mask, "ids": [token]})
-    logps = [logp for logp, mask in zip(episode.logps, episode.mask, strict=True) if mask]
-    confidence = sum(logps) / max(1, len(logps))
-    last = episode.infos[-1]
-    return {
-        "split": split,
-        "prompt": tokenizer.decode(segments[0]["ids"]),
-        "segments": [{"text": tokenizer.decode(s["ids"]), "mask": s["mask"]} for s in segments[1:]],
-        "reward": episode.reward,
-        "parts": last["parts"],
-        "reason": last["reason"] or last["class"],
-        "success": episode.success,
-        "surprise": -confidence if episode.success else confidence,
-    }

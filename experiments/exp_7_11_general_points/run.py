@@ -27,7 +27,7 @@ CLAIMS = Path(__file__).with_name("claims.yaml")
 CODE = [
     *branches.SFT_CODE,
     *(branches.HERE + name for name in ("branches", "env", "evaluate", "grading", "run")),
-    *(f"common.{name}" for name in ("advantages", "episodes", "grpo", "loop", "losses", "policy", "ppo", "rollout")),
+    *(f"common.{name}" for name in ("advantages", "decoding", "episodes", "evaluation", "grpo", "loop", "losses", "policy", "ppo", "rollout")),
     *(f"common.verifiers.{name}" for name in ("answers", "expressions")),
 ]
 

@@ -12,6 +12,7 @@ from common import advantages, grpo, loop, policy, ppo
 from common.algo import AlgoConfig
 from common.compute import Meter
 from common.episodes import Episode, collate
+from common.fused import can_fuse
 from common.models import DecoderConfig, build_decoder, parameter_count
 from common.tokenizers import build_phrase_tokenizer
 
@@ -102,6 +103,30 @@ def test_gradient_is_exactly_zero_off_the_policys_tokens(name):
             assert (input_gradient[int(predicts.nonzero().max()) + 1 :] == 0).all()
             seen += int((gradient_T[predicts] > 0).any())
     assert seen >= 4
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_fused_forward_has_the_gradient_of_the_models_own_forward(name):
+    def gradient(plain):
+        made = episodes()
+        made[2].ids[-3:] = [4, 4, 4]  # the trailing reply of the environment: no other token is this one
+        for e in made:
+            e.ids = [5 if i == 4 and e is not made[2] else i for i in e.ids]
+        model = build_model()
+        if plain:
+            model.register_forward_hook(lambda *_: None)  # a model with hooks is run as it is
+        assert can_fuse(model) is not plain
+        run_update(CASES[name], model, collate(made, TOKENIZER.pad_token_id), made)
+        return {key: parameter.grad for key, parameter in model.named_parameters()}
+
+    fused, plain = gradient(False), gradient(True)
+    for key, expected in plain.items():
+        assert torch.allclose(fused[key], expected, atol=2e-6), key
+    for gradients in (fused, plain):
+        embedding = gradients["model.embed_tokens.weight"]
+        assert embedding[TOKENIZER.pad_token_id].abs().max() == 0.0
+        assert embedding[4].abs().max() == 0.0
+        assert embedding.abs().max() > 1e-3
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -236,7 +261,7 @@ def test_L26_ratio_of_an_on_policy_batch_with_tool_spans_is_one():
     out = policy.score_tokens(model, batch, 1.0)
     batch.logp_BT[batch.mask_BT] = out.logp_N.detach()
     algo = dataclasses.replace(GRPO, epochs=2)
-    sums = dict.fromkeys(["loss/policy", "entropy", "kl/old", "ratio/clip_low_frac", "ratio/clip_high_frac", "tokens"], 0)
+    sums = defaultdict(float)
     n = len(out.logp_N)
     loss = loop.policy_loss(out, batch.logp_BT[batch.mask_BT], torch.ones(n), torch.full((n,), 1 / n), None, algo, sums)
     assert loss.item() == pytest.approx(-1.0, abs=1e-6)

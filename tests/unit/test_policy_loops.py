@@ -121,7 +121,14 @@ def test_budget_in_flops_ends_the_run_and_times_the_evaluations(tmp_path):
     _, meter, rows = train(GRPO, tmp_path / "a", 4)
     seen = []
     every = meter.flops / 4
-    _, second, rows = train(GRPO, tmp_path / "b", None, flops=meter.flops, evaluate=lambda step, used: seen.append((step, used)), evaluate_every_flops=every)
+    _, second, rows = train(
+        GRPO,
+        tmp_path / "b",
+        None,
+        flops=meter.flops,
+        evaluate=lambda step, used: seen.append((step, used)),
+        evaluate_every_flops=every,
+    )
     assert second.flops == meter.flops
     assert len(rows) == 4
     assert seen[-1] == (4, meter.flops)
