@@ -41,3 +41,34 @@ def figures(records: list[Record], folder: Path) -> list[str]:
         )
     )  # fmt: skip
     return names
+
+
+# What the report shows of each arm under the unseen rule, in the order of the columns.
+OUTCOMES = {
+    "success": "right",
+    "training_rule": "right only if J = Q = K = 10",
+    "failure/number": "a number not on the table, missing or twice",
+    "failure/no_solution": "another value than 24",
+    "failure/illegal_formula": "illegal formula",
+    "recognition": "number list right",
+    "training_rule_probability": "probability of writing 10 for a face card",
+}
+
+
+def sections(records: list[Record]) -> dict[str, str]:
+    """Heading -> Markdown: which mechanism the failures under the unseen rule point to, arm by arm."""
+    final = [row for row in records if row["final"] and row["split"] == "ood" and row["value"] is not None]
+    lines = [f"| arm | {' | '.join(OUTCOMES.values())} |", "| --- |" + " --- |" * len(OUTCOMES)]
+    for arm in dict.fromkeys(row["arm"] for row in records):
+        cells = []
+        for metric in OUTCOMES:
+            values = [row["value"] for row in final if (row["arm"], row["metric"]) == (arm, metric)]
+            cells.append(f"{100 * sum(values) / len(values):.2f} %" if values else "n/a")
+        lines.append(f"| {LABELS.get(arm, arm)} | {' | '.join(cells)} |")
+    text = (
+        "Means over seeds of first answers under J, Q, K = 11, 12, 13. A policy that memorised the training rule would "
+        "write 10 for a face card, so the second and the last column would grow; a policy that no longer reads the cards "
+        "would lose the number list; one that reads the rule but drifts back to familiar numbers inside the formula would "
+        "grow in the third column.\n\n"
+    )
+    return {"Which mechanism the failures point to": text + "\n".join(lines)}

@@ -13,12 +13,13 @@ from common.checkpoints import load_model, save_model
 from common.config import cli, result_folder, run_folder, seed_list
 from common.jobs import Cell, Job, cell_folder, complete_cell, run_jobs
 from common.provenance import collect
+from common.records import read_jsonl
 from common.report.build import build
 from common.runlog import RunLog
 from common.stages import fingerprint
 from experiments.exp_7_11_general_points import branches
 from experiments.exp_7_11_general_points.evaluate import Evaluator
-from experiments.exp_7_11_general_points.figures import figures
+from experiments.exp_7_11_general_points.figures import figures, sections
 from experiments.exp_7_11_general_points.settings import Settings
 
 NUMBER = "7-11"
@@ -27,7 +28,10 @@ CLAIMS = Path(__file__).with_name("claims.yaml")
 CODE = [
     *branches.SFT_CODE,
     *(branches.HERE + name for name in ("branches", "env", "evaluate", "grading", "run")),
-    *(f"common.{name}" for name in ("advantages", "decoding", "episodes", "evaluation", "grpo", "loop", "losses", "policy", "ppo", "rollout")),
+    *(
+        f"common.{name}"
+        for name in ("advantages", "decoding", "episodes", "evaluation", "grpo", "loop", "losses", "policy", "ppo", "rollout")
+    ),
     *(f"common.verifiers.{name}" for name in ("answers", "expressions")),
 ]
 
@@ -110,7 +114,7 @@ def main(settings: Settings) -> int:
         print(f"failed: {failure.name}: {failure.error}")
     results = result_folder(settings)
     collect(folder, cells, results, settings=settings, failures=failures, stages=[Path(s) for s in sorted(stages)])
-    build(results, CLAIMS, figures, None)
+    build(results, CLAIMS, figures, sections(read_jsonl(results / "records.jsonl")))
     print(f"report: {results / 'report.md'}")
     return 1 if failures else 0
 
