@@ -109,9 +109,9 @@ def test_gradient_is_exactly_zero_off_the_policys_tokens(name):
 def test_fused_forward_has_the_gradient_of_the_models_own_forward(name):
     def gradient(plain):
         made = episodes()
-        made[2].ids[-3:] = [4, 4, 4]  # the trailing reply of the environment: no other token is this one
         for e in made:
-            e.ids = [5 if i == 4 and e is not made[2] else i for i in e.ids]
+            e.ids = [max(i, 5) for i in e.ids]
+        made[2].ids[-2:] = [4, 4]  # the reply that ends this row: no other token of the batch is a 4
         model = build_model()
         if plain:
             model.register_forward_hook(lambda *_: None)  # a model with hooks is run as it is

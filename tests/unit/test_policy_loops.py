@@ -9,7 +9,7 @@ from gymnasium.spaces import Text
 from peft import LoraConfig, get_peft_model
 
 from common import grpo, loop, losses, policy
-from common.algo import AlgoConfig
+from common.algo import AlgoConfig, load_algo
 from common.checkpoints import load_state
 from common.compute import Budget, Meter
 from common.episodes import collate, run_episodes
@@ -17,6 +17,7 @@ from common.files import read_json_lines
 from common.models import DecoderConfig, build_decoder, parameter_count
 from common.ppo import train_ppo
 from common.runlog import RunLog
+from common.schema import ConfigError
 from common.seeding import generator
 from common.tokenizers import build_phrase_tokenizer
 
@@ -262,3 +263,10 @@ def test_a_state_of_another_model_is_refused(tmp_path):
     other = get_peft_model(build_model(), LoraConfig(r=2, target_modules="all-linear"))
     with pytest.raises(ValueError, match="holds other parameters than the policy"):
         train(GRPO, tmp_path, 2, model=other)
+
+
+@pytest.mark.parametrize("key", ["top_p", "top_k"])
+def test_L16_training_cannot_sample_from_a_cut_off_distribution(key):
+    """Ratios compare full distributions, so an algorithm has no nucleus or top-k key at all."""
+    with pytest.raises(ConfigError, match=f"algo.{key}=0.8: unknown key"):
+        load_algo("grpo", {key: 0.8})
