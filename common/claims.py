@@ -221,9 +221,7 @@ def _check_test(test: Comparison, here: str) -> None:
     for key in ("versus", "direction", "threshold", "low", "high"):
         given = getattr(test, key) is not None
         if given and key not in KEYS[test.kind]:
-            raise ConfigError(
-                f"{here}.{key}: is not used by kind={test.kind} (which has {', '.join(KEYS[test.kind])})."
-            )
+            raise ConfigError(f"{here}.{key}: is not used by kind={test.kind} (which has {', '.join(KEYS[test.kind])}).")
         if not given and key in REQUIRED[test.kind]:
             raise ConfigError(f"{here}.{key} is missing: kind={test.kind} needs it.")
     if test.margin < 0 or (test.margin and test.kind != "difference"):

@@ -95,9 +95,7 @@ def train_grpo(
         start = time.perf_counter()
         set_learning_rate(optimizer, algo, step, meter.used(budget, step))
         model.eval()
-        batch, advantages_B, keep_B, metrics = collect(
-            model, reference, tokenizer, make_env, task_at, algo, seed, step, meter
-        )
+        batch, advantages_B, keep_B, metrics = collect(model, reference, tokenizer, make_env, task_at, algo, seed, step, meter)
         sampled = time.perf_counter()
         model.train()
         metrics |= update(model, reference, optimizer, batch, advantages_B, keep_B, algo, seed, step, meter)

@@ -65,9 +65,7 @@ def learnable(episodes: list[Episode], algo: AlgoConfig) -> Tensor:
 def overlong_penalties(episodes: list[Episode], algo: AlgoConfig) -> Tensor:
     """Soft overlong punishment (B,) of each episode's longest turn, measured against the token limit of a turn."""
     longest = [max((e.turns.count(turn) for turn in set(e.turns) - {-1}), default=0) for e in episodes]
-    return losses.overlong_penalty(
-        torch.tensor(longest), algo.max_new_tokens, algo.overlong_buffer, algo.overlong_penalty
-    )
+    return losses.overlong_penalty(torch.tensor(longest), algo.max_new_tokens, algo.overlong_buffer, algo.overlong_penalty)
 
 
 def make_optimizer(policy: list[nn.Parameter], value: list[nn.Parameter], algo: AlgoConfig) -> torch.optim.AdamW:
@@ -91,9 +89,7 @@ def trainable(module: nn.Module) -> dict[str, nn.Parameter]:
     return {name: p for name, p in module.named_parameters() if p.requires_grad}
 
 
-def save(
-    path: Path, modules: Mapping[str, nn.Module], optimizer: Any, meter: Meter, step: int, evaluations: int
-) -> None:
+def save(path: Path, modules: Mapping[str, nn.Module], optimizer: Any, meter: Meter, step: int, evaluations: int) -> None:
     """Everything a run needs to go on after `step` finished steps; random numbers come from (seed, step) alone."""
     weights = {key: {n: p.detach() for n, p in trainable(m).items()} for key, m in modules.items()}
     state = {"weights": weights, "optimizer": optimizer.state_dict(), "meter": meter.state_dict()}

@@ -44,17 +44,13 @@ def add_adapter(model: nn.Module, settings: LoraSettings, purpose: str, seed: in
         return model
     if not isinstance(settings.targets, str):
         names = [name for name, _ in model.named_modules()]
-        unmatched = [
-            target for target in settings.targets if not any(n == target or n.endswith(f".{target}") for n in names)
-        ]
+        unmatched = [target for target in settings.targets if not any(n == target or n.endswith(f".{target}") for n in names)]
         if unmatched:
-            raise ConfigError(
-                f"lora.targets={settings.targets}: {', '.join(unmatched)} matches no module of the model."
-            )
+            raise ConfigError(f"lora.targets={settings.targets}: {', '.join(unmatched)} matches no module of the model.")
     rank = settings.sft_rank if purpose == "sft" else settings.rl_rank
     config = LoraConfig(
         r=rank,
-        lora_alpha=settings.alpha_over_rank * rank,
+        lora_alpha=round(settings.alpha_over_rank * rank),
         target_modules=settings.targets,
         task_type="CAUSAL_LM",
     )

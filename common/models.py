@@ -61,9 +61,7 @@ def build_decoder(
             if parameter.ndim < 2:
                 parameter.fill_(1.0)
             else:
-                residual = (
-                    1 / math.sqrt(2 * config.layers) if name.endswith(("o_proj.weight", "down_proj.weight")) else 1.0
-                )
+                residual = 1 / math.sqrt(2 * config.layers) if name.endswith(("o_proj.weight", "down_proj.weight")) else 1.0
                 parameter.normal_(0.0, residual / math.sqrt(parameter.shape[1]), generator=stream)
         if numbers:
             for embedding in {model.get_input_embeddings(), model.get_output_embeddings()}:

@@ -51,9 +51,11 @@ class Muon(torch.optim.Optimizer):
     def _step_shape(self, matrices: list[torch.Tensor], shape: torch.Size, group: dict) -> None:
         updates = []
         for p in matrices:
+            gradient = p.grad
+            assert gradient is not None  # the caller chose matrices that have one
             momentum = self.state[p].setdefault("momentum", torch.zeros_like(p))
-            momentum.lerp_(p.grad, 1 - group["momentum"])
-            updates.append(p.grad.lerp(momentum, group["momentum"]))
+            momentum.lerp_(gradient, 1 - group["momentum"])
+            updates.append(gradient.lerp(momentum, group["momentum"]))
         scale = group["lr"] * max(1.0, shape[0] / shape[1]) ** 0.5
         for p, update in zip(matrices, orthogonalise(torch.stack(updates)), strict=True):
             p.mul_(1 - group["lr"] * group["weight_decay"]).add_(update, alpha=-scale)

@@ -13,8 +13,7 @@ from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 PAD, BOS, EOS, UNKNOWN = "<pad>", "<bos>", "<eos>", "<unk>"
 # User text as it is, an assistant's answer closed by <eos>: the whole chat format of a tiny model.
 CHAT_TEMPLATE = (
-    "{{ bos_token }}{% for m in messages %}{{ m.content }}"
-    "{% if m.role == 'assistant' %}{{ eos_token }}{% endif %}{% endfor %}"
+    "{{ bos_token }}{% for m in messages %}{{ m.content }}{% if m.role == 'assistant' %}{{ eos_token }}{% endif %}{% endfor %}"
 )
 
 
@@ -48,6 +47,12 @@ def _encode(tokenizer: PreTrainedTokenizerBase, text: str) -> list[int]:
     return tokenizer(text, add_special_tokens=False)["input_ids"]
 
 
+def _render(tokenizer: PreTrainedTokenizerBase, turns: Sequence[tuple[str, str]]) -> str:
+    """The chat template's text of (role, content) turns, up to where the next answer begins."""
+    messages = [{"role": role, "content": content} for role, content in turns]
+    return str(tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False))
+
+
 def encode_prompt(tokenizer: PreTrainedTokenizerBase, observation: str) -> list[int]:
     """Token ids of a first user turn, up to where the answer begins; special tokens occur once, as the template writes them.
 
@@ -56,8 +61,7 @@ def encode_prompt(tokenizer: PreTrainedTokenizerBase, observation: str) -> list[
     if tokenizer.chat_template is None:
         ids = tokenizer(observation)["input_ids"]
         return ids[:-1] if ids and ids[-1] == tokenizer.eos_token_id else ids
-    messages = [{"role": "user", "content": observation}]
-    return _encode(tokenizer, tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False))
+    return _encode(tokenizer, _render(tokenizer, [("user", observation)]))
 
 
 def encode_feedback(tokenizer: PreTrainedTokenizerBase, observation: str, finished: bool) -> list[int]:
@@ -69,9 +73,7 @@ def encode_feedback(tokenizer: PreTrainedTokenizerBase, observation: str, finish
     if tokenizer.chat_template is None:
         return ([] if finished else [tokenizer.eos_token_id]) + _encode(tokenizer, observation)
     sentinel = "\x02answer\x03"
-    turns = [("user", "q"), ("assistant", sentinel), ("user", observation)]
-    messages = [{"role": role, "content": content} for role, content in turns]
-    text = tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False)
+    text = _render(tokenizer, [("user", "q"), ("assistant", sentinel), ("user", observation)])
     if text.count(sentinel) != 1:
         raise ValueError(
             "the chat template drops or repeats an earlier assistant turn; many-turn episodes need one that keeps it"

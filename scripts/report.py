@@ -25,9 +25,7 @@ def parse(arguments: Sequence[str]) -> dict[str, str]:
     for word in arguments:
         key, equals, value = word.partition("=")
         if key not in DEFAULTS or not equals:
-            raise ConfigError(
-                f"{word}: unknown.{suggest(key, DEFAULTS)} Allowed are {', '.join(f'{k}=' for k in DEFAULTS)}."
-            )
+            raise ConfigError(f"{word}: unknown.{suggest(key, DEFAULTS)} Allowed are {', '.join(f'{k}=' for k in DEFAULTS)}.")
         chosen[key] = value
     if chosen["check"] not in ("true", "false"):
         raise ConfigError(f"check={chosen['check']}: allowed are true, false.")
@@ -76,9 +74,7 @@ def run(root: Path, chosen: dict[str, str]) -> int:
         print(f"differs from its records: {Path(name).relative_to(root)}")
     if checking:
         print(
-            f"{len(differing)} files differ; `make report` rebuilds them."
-            if differing
-            else "All reports match their records."
+            f"{len(differing)} files differ; `make report` rebuilds them." if differing else "All reports match their records."
         )
     return 1 if differing else 0
 

@@ -90,15 +90,11 @@ def build(
     out = out or result_folder
     pictures = out / "figures"
     pictures.mkdir(parents=True, exist_ok=True)
-    draw = figures or partial(
-        default_figures, labels=result.claims.labels, unit_of=lambda m: result.claims.metric(m).unit
-    )
+    draw = figures or partial(default_figures, labels=result.claims.labels, unit_of=lambda m: result.claims.metric(m).unit)
     names = draw(result.records, pictures)
     for stale in set(pictures.glob("*.svg")) - {pictures / name for name in names}:
         stale.unlink()
-    context = _context(
-        result, [(name, (pictures / name).read_text(encoding="utf-8")) for name in names], sections or {}
-    )
+    context = _context(result, [(name, (pictures / name).read_text(encoding="utf-8")) for name in names], sections or {})
     templates = jinja2.Environment(
         loader=jinja2.FileSystemLoader(Path(__file__).parent),
         autoescape=lambda name: bool(name and name.endswith(".html.j2")),
@@ -123,11 +119,7 @@ def check(
         build(result_folder, claims, figures, sections, out=fresh)
         expected = {path.relative_to(fresh) for path in fresh.rglob("*") if path.is_file()}
         expected |= {path.relative_to(result_folder) for path in (result_folder / "figures").glob("*.svg")}
-        return [
-            str(result_folder / name)
-            for name in sorted(expected)
-            if _bytes(fresh / name) != _bytes(result_folder / name)
-        ]
+        return [str(result_folder / name) for name in sorted(expected) if _bytes(fresh / name) != _bytes(result_folder / name)]
 
 
 def _bytes(path: Path) -> bytes | None:
@@ -149,9 +141,7 @@ def main_table(result: Result) -> tables.Table:
 def facts(provenance: Mapping[str, Any]) -> list[tuple[str, str]]:
     """Where the numbers come from, as label and text; what the provenance does not say is left out."""
     config, machine = provenance.get("configuration", {}), provenance.get("machine", {})
-    settings = [
-        f"{key} {config[key]}" for key in (*tables.COMPARABLE, "threads", "workers") if config.get(key) is not None
-    ]
+    settings = [f"{key} {config[key]}" for key in (*tables.COMPARABLE, "threads", "workers") if config.get(key) is not None]
     commit = f"{provenance.get('commit') or ''}{' with uncommitted changes' if provenance.get('dirty') else ''}"
     packages = ", ".join(f"{name} {version}" for name, version in provenance.get("packages", {}).items())
     memory = f"{machine['memory_gib']} GiB" if "memory_gib" in machine else ""

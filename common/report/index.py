@@ -90,9 +90,7 @@ def results_block(root: Path, results: Path, experiments: Sequence[Experiment]) 
             book = table.header.index("book")
             rows = [[row[i] for i in keep] for row in table.rows if row[book] or len(table.rows) <= 6]
             link = (folder / "report.md").relative_to(root)
-            title = (
-                f"**{experiment.claims.experiment} {experiment.claims.title}** ([report]({link})). {_summary(result)}"
-            )
+            title = f"**{experiment.claims.experiment} {experiment.claims.title}** ([report]({link})). {_summary(result)}"
             parts += [title.rstrip(), "", Table([table.header[i] for i in keep], rows).markdown, ""]
     return "\n".join(parts).rstrip() or "No result yet."
 

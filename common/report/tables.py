@@ -78,9 +78,7 @@ def requirement(finding: Finding, claims: Claims) -> str:
         changed = [name for name in ("metric", "split") if getattr(rest[0], name) != getattr(first, name)]
         extra = f" ({', '.join(getattr(rest[0], name) for name in changed)})" if changed else ""
         words += f" minus {_place(rest[0], claims)}{extra}"
-    low, high = (
-        "0" if end == 0 else number(end, unit, bool(rest)) if math.isfinite(end) else "" for end in test.bounds
-    )
+    low, high = ("0" if end == 0 else number(end, unit, bool(rest)) if math.isfinite(end) else "" for end in test.bounds)
     if test.kind == "within":
         open_ends = {
             low if test.low is None else "": f"at most {high}",
@@ -178,18 +176,14 @@ def discrepancy_table(
         parts = []
         for point in item.ours:
             metric = claims.metric(point.metric).title
-            parts.append(
-                f"{_place(point, claims)}, {metric}, {point.split}: {measured(records, point, claims, provenance)}"
-            )
+            parts.append(f"{_place(point, claims)}, {metric}, {point.split}: {measured(records, point, claims, provenance)}")
         if item.claim in by_id:
             finding = by_id[item.claim or ""]
             parts.append(f"{finding.claim.sentence}: {finding_text(finding, claims)}, {finding.verdict}")
         return "; ".join(parts + ([item.note] if item.note else []))
 
     rows = [
-        (item.id.replace("-", " "), item.book, item.source, ours(item))
-        for item in claims.discrepancies
-        if item.study == study
+        (item.id.replace("-", " "), item.book, item.source, ours(item)) for item in claims.discrepancies if item.study == study
     ]
     return Table(("point", "book", "source", "ours"), rows) if rows else None
 

@@ -64,9 +64,7 @@ def base_stage(settings: Settings, base_seed: int, prior: str) -> Path:
 
     root = Path(settings.runs_dir) / "stages"
     if settings.model_path is not None:
-        return stage(
-            "base", copy, config=[settings.model_path, settings.dtype], modules=["common.checkpoints"], root=root
-        )
+        return stage("base", copy, config=[settings.model_path, settings.dtype], modules=["common.checkpoints"], root=root)
     config = [settings.model, corpus, settings.pretraining, settings.pretraining_steps, base_seed, settings.threads]
     return stage("base", build, config=config, modules=SFT_CODE, root=root)
 
@@ -135,13 +133,9 @@ def train_branch(
     if branch.method == "rl":
         meter = _train_rl(settings, branch, model, tokenizer, split_seed, seed, budget, folder, log, evaluator, points)
         return model, meter
-    config = replace(
-        settings.sft, lr=learning_rate(settings.algo.get("lr") or branch.lr or settings.sft.lr, settings.lora)
-    )
+    config = replace(settings.sft, lr=learning_rate(settings.algo.get("lr") or branch.lr or settings.sft.lr, settings.lora))
     if branch.method == "sft":
-        batch_at = demonstration_batches(
-            settings, tokenizer, split_seed, branch.demonstrations, seed, config.batch_size
-        )
+        batch_at = demonstration_batches(settings, tokenizer, split_seed, branch.demonstrations, seed, config.batch_size)
         return model, train_sft(model, batch_at, config, budget=budget, log=log, folder=folder, **points)
     rows, spent = verified_samples(settings, model, tokenizer, split_seed, seed, folder, evaluator)
     batch_at = _row_batches(rows, tokenizer.pad_token_id, seed, config.batch_size)
@@ -203,9 +197,7 @@ def verified_samples(
             rows.append((episode.ids, episode.mask))
     meter.add_forward(sum(episode.tokens_forward for episode in episodes))
     if not rows:
-        raise RuntimeError(
-            f"none of the start's {len(episodes)} answers is right, so RFT has no data; lengthen the start"
-        )
+        raise RuntimeError(f"none of the start's {len(episodes)} answers is right, so RFT has no data; lengthen the start")
     write_json(file, {"tokens_forward": meter.tokens_forward, "rows": rows})
     return rows, meter
 

@@ -157,9 +157,7 @@ class Corpus:
     def full(self, stream: random.Random) -> Row:
         """The task's own layout with another target: prompt, then cards, numbers, trace and formula."""
         cards, rule, values, steps, target = self._deal(stream)
-        return self._document(
-            prompts.prompt(cards, target, rule, trace=True), prompts.answer(cards, values, steps, target)
-        )
+        return self._document(prompts.prompt(cards, target, rule, trace=True), prompts.answer(cards, values, steps, target))
 
     def retry(self, stream: random.Random) -> Row:
         """A full document in which one to four wrong answers and their feedback stand before the right one."""
@@ -190,11 +188,7 @@ class Corpus:
     def _reading(self, stream: random.Random) -> Row:
         rule = random_rule(stream, hold_out=False)
         cards = hands.cards_of(stream.choices(range(1, 14), k=12))
-        stated = (
-            prompts.prompt(cards, 0, rule, trace=True)
-            .removeprefix(f"{prompts.TASK}0")
-            .removesuffix(prompts.REPLY_TRACE)
-        )
+        stated = prompts.prompt(cards, 0, rule, trace=True).removeprefix(f"{prompts.TASK}0").removesuffix(prompts.REPLY_TRACE)
         numbers = prompts.COMMA.join(map(str, hands.card_values(cards, rule)))
         return self._document(f"{stated}{prompts.NUMBER}", f"{numbers}{prompts.CLOSE}")
 
@@ -241,11 +235,7 @@ class Demonstrations:
     def __init__(self, train: tuple[tuple[int, ...], ...], encode, kind: str, trace: bool, end: str) -> None:
         rule = hands.TRAINING_RULE
         self.solutions = {
-            hand: [
-                s
-                for s in hands.solve(hands.value_key(hand, rule))
-                if s.plain and max(r for *_, r in s.steps) <= LARGEST
-            ]
+            hand: [s for s in hands.solve(hands.value_key(hand, rule)) if s.plain and max(r for *_, r in s.steps) <= LARGEST]
             for hand in train
         }
         self.hands = [hand for hand in train if self.solutions[hand]]

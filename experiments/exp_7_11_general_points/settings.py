@@ -74,9 +74,7 @@ class Settings(Common):
         within("branch_flops", self.branch_flops, 0, above=True)
         one_of("reward", self.reward, ("ladder", "outcome"))
         if self.model.hidden % self.model.heads or self.model.hidden // self.model.heads % 2:
-            raise ConfigError(
-                f"model.hidden={self.model.hidden}: must be an even multiple of model.heads={self.model.heads}."
-            )
+            raise ConfigError(f"model.hidden={self.model.hidden}: must be an even multiple of model.heads={self.model.heads}.")
         for prior in self.priors:
             shares = self.prior_corpus(prior)
             total = shares.full + shares.make4 + shares.reading + shares.make3 + shares.facts + shares.retry
@@ -97,13 +95,9 @@ class Settings(Common):
         for arm in self.arms or []:
             one_of("arms", arm, self.branches)
         if self.scale == "gpu" and self.model_path is None:
-            raise ConfigError(
-                "model_path=null: scale=gpu needs a local model folder or a hub name, model_path=<folder>."
-            )
+            raise ConfigError("model_path=null: scale=gpu needs a local model folder or a hub name, model_path=<folder>.")
         if self.model_path is not None and any(self.branches[arm].prior != "medium" for arm in self.chosen()):
-            raise ConfigError(
-                f"model_path={self.model_path}: arms with a prior of their own need a base pre-trained here."
-            )
+            raise ConfigError(f"model_path={self.model_path}: arms with a prior of their own need a base pre-trained here.")
 
     def prior_corpus(self, prior: str) -> CorpusConfig:
         """The pre-training corpus with a prior's changes; ConfigError where a key of it is unknown."""

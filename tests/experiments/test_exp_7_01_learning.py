@@ -121,13 +121,13 @@ class Reference:
 def test_compiled_learning_equals_plain_python(arm):
     """Same random numbers, same results to the last bit: every game, and every value in the table."""
     chosen = settings("learner.max_moves=300", "learner.epsilon_decay=0.97")
-    learner, episodes, seed = chosen.learner_of(arm), 20, 5
-    result, _ = run.play(learner, seed, episodes, 1, 1)
+    learner, episodes = chosen.learner_of(arm), 20
+    runs = ((seed, run.play(learner, seed, episodes, 1, 1)[0]) for seed in range(100))
+    seed, result = next((seed, result) for seed, result in runs if result.episode_E["won"].any())
     reference = Reference(learner, seed)
     games = [reference.episode() for _ in range(episodes)]
     assert [tuple(row) for row in result.episode_E[["won", "total", "moves"]].tolist()] == games
     assert result.window_W["states"][0] == len(reference.seen)
-    assert any(won for won, _, _ in games) or arm in ("epsilon_start_0.1",)
     keys = {key: index for index, key in enumerate(keys_of(KEYS[learner.key]))}
     for table, values_KA in zip(reference.tables, result.q_NKA, strict=True):
         for (key, action), value in table.items():

@@ -89,7 +89,7 @@ def test_the_trained_model_loads_in_plain_transformers(whole):
         "m = AutoModelForCausalLM.from_pretrained(sys.argv[1]); t = AutoTokenizer.from_pretrained(sys.argv[1]); "
         "print(t.decode(m.generate(**t('4*3', return_tensors='pt'), max_new_tokens=2)[0]))"
     )
-    done = subprocess.run([sys.executable, "-c", code, str(folder)], capture_output=True, text=True, cwd="/", timeout=120)
+    done = subprocess.run([sys.executable, "-c", code, str(folder)], capture_output=True, text=True, cwd="/", check=False)
     assert done.returncode == 0 and "4*3" in done.stdout, done.stderr
 
 
