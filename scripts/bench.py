@@ -198,7 +198,7 @@ def sampler_generate(case: Case, rows: int, group: int, stops: list[int]) -> tup
     prompts = [prompt for prompt in case.prompts(rows // group) for _ in range(group)]
     width = max(map(len, prompts))
     ids_BT = torch.tensor([[0] * (width - len(prompt)) + prompt for prompt in prompts])
-    attention_BT = torch.tensor([[0] * (width - len(prompt)) + [1] * len(prompt) for prompt in prompts])
+    attention_BT = (ids_BT != 0).long()  # id 0 is the pad token, which no prompt holds
     lengths = {"max_new_tokens": NEW_TOKENS, "eos_token_id": stops} if stops else {"min_new_tokens": NEW_TOKENS}
     torch.manual_seed(rows)
     start = time.process_time()
@@ -265,11 +265,10 @@ def matmul_peak() -> float:
 
 def measure(case: Case, rounds: int) -> dict[str, Any]:
     """Runs everything `rounds` times, ours and theirs by turns; {name: numbers}."""
-    peak = 0.0
+    peak = flops = 0.0
     steps: dict[str, Times] = {"ours": [], "trl": [], "trl_no_checkpointing": []}
     sampling: dict[str, dict[str, list[tuple[float, int]]]] = {}
     splits: list[dict[str, float]] = []
-    flops = 0.0
     cases = [(f"fixed length, batch {rows}", rows, 1, []) for rows in (1, 8, 64, 256)]
     cases += [(f"ragged length, {rows // GROUP} groups of {GROUP}", rows, GROUP, case.stops) for rows in (8, 64, 256)]
     for turn in range(rounds):
