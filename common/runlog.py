@@ -145,8 +145,12 @@ class RunLog:
         self.files[kind].flush()
 
     def resume(self, step: int) -> None:
-        """Drop what was logged of later steps than `step`, the last step that the loaded checkpoint has finished."""
-        for kind in COMPACT:
+        """Drop metrics and rollouts of later steps than `step`, the last step that the loaded checkpoint has finished.
+
+        Records stay: their steps may count other things than the loop does (percent of a budget), and a run that goes
+        on writes the same ones again, of which the newest counts.
+        """
+        for kind in ("metrics", "rollouts"):
             self.files[kind].close()
             self.rewrite(kind, lambda row: row.get("step", step) <= step)
             self.files[kind] = open(self.path(kind), "ab")  # noqa: SIM115

@@ -2,10 +2,9 @@
 
     python -m scripts.bench [rounds=3] [folder=results/bench]
 
-One thread, one process, one tiny model, the same prompts and the same number of tokens on both sides; the two sides
-take turns, so that a busy moment of the machine hits both. All times are CPU seconds of this process (minimum and median
-over the rounds); ratios are of minima. FLOPs follow the suite's cost model (2 N per token forward, 6 N per token
-trained), and the peak is what this machine's matrix product reaches in float32 on one thread, measured between rounds.
+One thread, one process, one tiny model, the same prompts and as many tokens on both sides, which take turns. Times are
+CPU seconds of this process (minimum and median over the rounds), ratios are of minima. FLOPs follow the suite's cost
+model (2 N per token forward, 6 N per trained token); the peak is this machine's float32 matrix product on one thread.
 """
 
 import copy
@@ -199,7 +198,7 @@ def sampler_generate(case: Case, rows: int, group: int, stops: list[int]) -> tup
     width = max(map(len, prompts))
     ids_BT = torch.tensor([[0] * (width - len(prompt)) + prompt for prompt in prompts])
     attention_BT = (ids_BT != 0).long()  # id 0 is the pad token, which no prompt holds
-    lengths = {"max_new_tokens": NEW_TOKENS, "eos_token_id": stops} if stops else {"min_new_tokens": NEW_TOKENS}
+    ending = {"eos_token_id": stops} if stops else {"min_new_tokens": NEW_TOKENS}
     torch.manual_seed(rows)
     start = time.process_time()
     out_BT = case.model.generate(
@@ -208,7 +207,8 @@ def sampler_generate(case: Case, rows: int, group: int, stops: list[int]) -> tup
         do_sample=True,
         top_k=0,
         pad_token_id=0,
-        **{"max_new_tokens": NEW_TOKENS} | lengths,
+        max_new_tokens=NEW_TOKENS,
+        **ending,
     )
     seconds = time.process_time() - start
     ends = [[i + 1 for i, token in enumerate(row) if token in stops] for row in out_BT[:, width:].tolist()]
@@ -385,8 +385,7 @@ def main(arguments: list[str]) -> int:
         return 2
     torch.set_num_threads(1)
     case = build_case()
-    plain = case.tokenizer(case.tokenizer.bos_token + case.texts[0])["input_ids"]
-    if plain != case.prompts(1)[0]:
+    if case.tokenizer(case.tokenizer.bos_token + case.texts[0])["input_ids"] != case.prompts(1)[0]:
         raise RuntimeError("the two sides would read different prompt tokens")
     result = measure(case, int(rounds))
     folder = Path((options | given)["folder"])
