@@ -118,8 +118,10 @@ def test_metrics_and_warnings_of_workers_reach_the_parents_line(tmp_path, capfd,
 
 
 PARENT = """
-import sys
+import signal, sys
 from common.jobs import Job, run_jobs
+# A shell that starts the tests in the background has them ignore SIGINT; a reader's terminal does not.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 folder = sys.argv[1]
 jobs = [Job(name, "toy_jobs:sleeps", {"folder": folder, "name": name}) for name in ("one", "two")]
 run_jobs(jobs, workers=2, threads=1)
