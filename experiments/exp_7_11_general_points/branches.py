@@ -138,6 +138,9 @@ def train_branch(
         batch_at = demonstration_batches(settings, tokenizer, split_seed, branch.demonstrations, seed, config.batch_size)
         return model, train_sft(model, batch_at, config, budget=budget, log=log, folder=folder, **points)
     rows, spent = verified_samples(settings, model, tokenizer, split_seed, seed, folder, evaluator)
+    if not rows:  # nothing to learn from: the arm stays at its start, and its numbers say so
+        print(f"RFT: none of the start's answers under seed {seed} is right; lengthen the start (start_steps) to train it")
+        return model, spent
     batch_at = _row_batches(rows, tokenizer.pad_token_id, seed, config.batch_size)
     points["evaluate"] = lambda step, flops: evaluator.curve(model, round(100 * (spent.flops + flops) / whole))
     left = Budget(flops=max(0.0, whole - spent.flops))
@@ -196,8 +199,6 @@ def verified_samples(
             formulas.add(formula)
             rows.append((episode.ids, episode.mask))
     meter.add_forward(sum(episode.tokens_forward for episode in episodes))
-    if not rows:
-        raise RuntimeError(f"none of the start's {len(episodes)} answers is right, so RFT has no data; lengthen the start")
     write_json(file, {"tokens_forward": meter.tokens_forward, "rows": rows})
     return rows, meter
 

@@ -56,6 +56,13 @@ def test_the_report_stands_beside_the_records(whole):
     assert (report.parent / "report.html").stat().st_size > 10_000
 
 
+def test_rft_from_a_start_without_a_right_answer_stays_at_the_start(tmp_path):
+    done = run(tmp_path, "arms=[rft]")
+    assert done.returncode == 0, done.stdout + done.stderr
+    rows = [json.loads(line) for line in records(tmp_path).splitlines()]
+    assert [row["value"] for row in rows if row["metric"] == "success" and row["final"]] == [0.0, 0.0, 0.0]
+
+
 def kill_when(folder, pattern, *changes):
     """Starts the run and kills its whole process group the moment a file matches."""
     process = subprocess.Popen(
