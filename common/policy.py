@@ -67,12 +67,21 @@ BATCH_FIELDS = ("ids_BT", "attention_BT", "mask_BT", "logp_BT", "turn_BT")
 
 
 def micro_batches(batch: Batch, rows: Tensor, micro_tokens: int = MICRO_TOKENS) -> Iterator[Tensor]:
-    """Cuts `rows` into pieces of similar length of at most `micro_tokens` padded tokens each (at least one row)."""
+    """Cuts `rows` into pieces of similar length of at most `micro_tokens` padded tokens each (at least one row).
+
+    Rows with the same prompt stay side by side, so that the fused forward can share it; longest groups come first.
+    """
     length_B = batch.attention_BT[rows].sum(1)
-    order = torch.argsort(length_B, descending=True, stable=True)
+    prompt_B = batch.mask_BT[rows].int().argmax(1, keepdim=True)
+    columns_T = torch.arange(int(prompt_B.max()), device=rows.device)
+    prompts_BT = batch.ids_BT[rows, : len(columns_T)].masked_fill(columns_T >= prompt_B, -1)
+    _, group_B = torch.unique(prompts_BT, dim=0, return_inverse=True)
+    longest_P = torch.zeros_like(length_B).scatter_reduce(0, group_B, length_B, "amax")
+    order = torch.argsort(longest_P[group_B] * len(rows) + group_B, descending=True, stable=True)
+    longest_B = longest_P[group_B][order]
     start = 0
     while start < len(order):
-        count = max(1, micro_tokens // int(length_B[order[start]]))
+        count = max(1, micro_tokens // int(longest_B[start]))
         yield rows[order[start : start + count]]
         start += count
 
@@ -82,15 +91,23 @@ def tokens_to_forward(batch: Batch, rows: Tensor) -> int:
     return int((batch.attention_BT[rows].sum(1) - 1).clamp(min=0).sum())
 
 
+def token_distributions(model: Any, ids_BT: Tensor, mask_BT: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
+    """log softmax(logits / temperature) (N, V) at every masked token, and the hidden state before it (N, D).
+
+    Rows are padded on the right; position 0 never counts, and no other token than a masked one is computed for itself.
+    """
+    hidden_ND = states_before(network(model), ids_BT, mask_BT)
+    logits_NV = network(model).get_output_embeddings()(hidden_ND).float()
+    return torch.log_softmax(logits_NV if temperature == 1.0 else logits_NV / temperature, dim=-1), hidden_ND
+
+
 def score_tokens(model: Any, batch: Batch, temperature: float, *, entropy_gradient: bool = False) -> TokenOutputs:
     """log softmax(logits / temperature), entropy and the hidden state *before* it, for every policy token of the batch.
 
     Index n runs over batch.mask_BT in row-major order; the state before token t is read at position t - 1.
     """
     written_BT = batch.mask_BT[:, 1:].bool()
-    hidden_ND = states_before(network(model), batch.ids_BT, batch.mask_BT)
-    logits_NV = network(model).get_output_embeddings()(hidden_ND).float()
-    logp_NV = torch.log_softmax(logits_NV if temperature == 1.0 else logits_NV / temperature, dim=-1)
+    logp_NV, hidden_ND = token_distributions(model, batch.ids_BT, batch.mask_BT, temperature)
     logp_N = logp_NV.gather(1, batch.ids_BT[:, 1:][written_BT][:, None])[:, 0]
     with torch.set_grad_enabled(entropy_gradient and torch.is_grad_enabled()):
         entropy_N = entropy_from_logprobs(logp_NV)
@@ -108,6 +125,11 @@ def make_reference(model: Any, reference: Any | None, needed: bool) -> Any | Non
     return model if hasattr(model, "disable_adapter") else copy.deepcopy(model).requires_grad_(False).eval()
 
 
+def reference_mode(model: Any, reference: Any) -> contextlib.AbstractContextManager:
+    """In it `reference` computes the reference: an adapter of `model` is off where the two are one object."""
+    return reference.disable_adapter() if reference is model else contextlib.nullcontext()
+
+
 @torch.no_grad()
 def reference_logprobs(
     model: Any, reference: Any, batch: Batch, temperature: float, micro_tokens: int = MICRO_TOKENS
@@ -116,9 +138,8 @@ def reference_logprobs(
 
     `reference` is a frozen model, or `model` itself: a PEFT model whose adapter is switched off meanwhile.
     """
-    adapter_off = reference.disable_adapter() if reference is model else contextlib.nullcontext()
     logp_BT = torch.zeros_like(batch.logp_BT)
-    with adapter_off:
+    with reference_mode(model, reference):
         for rows in micro_batches(batch, torch.arange(len(batch.ids_BT), device=batch.ids_BT.device), micro_tokens):
             part = select(batch, rows)
             part_logp_BT = torch.zeros_like(part.logp_BT)

@@ -21,7 +21,8 @@ from gymnasium import spaces
 from experiments.exp_7_11_general_points import grading, hands, prompts
 
 ENV_ID = "GeneralPoints-v0"
-_TEXT = {"min_length": 0, "max_length": 20_000, "charset": string.printable}
+# One space for all environments: making one costs more than playing a hand.
+_TEXT = spaces.Text(min_length=0, max_length=20_000, charset=string.printable)
 
 
 class GeneralPoints(gymnasium.Env):
@@ -60,8 +61,8 @@ class GeneralPoints(gymnasium.Env):
         self.reward = reward
         self.switches = frozenset(switches)
         self.face_values = tuple(face_values)
-        self.observation_space = spaces.Text(**_TEXT)
-        self.action_space = spaces.Text(**_TEXT)
+        self.observation_space = _TEXT
+        self.action_space = _TEXT
         self._deal: grading.Deal | None = None
         self._trial = 0
 

@@ -14,6 +14,7 @@ from experiments.exp_7_11_general_points.env import GeneralPoints
 from experiments.exp_7_11_general_points.settings import Settings
 
 FAILURES = ("no_answer", "illegal_formula", "number", "no_solution")
+EPISODES_IN_FLIGHT = 512  # keys and values of more would take the two workers above 2 GB; more are hardly faster
 
 
 def split_hands(settings: Settings, split_seed: int, seed: int) -> dict[str, tuple[tuple[tuple[int, ...], ...], hands.Rule]]:
@@ -56,21 +57,23 @@ class Evaluator:
             max_new_tokens=self.settings.max_new_tokens,
             temperature=self.settings.evaluation.temperature,
             generator=generator(self.seed, "evaluation", split),
+            batch_size=max(1, EPISODES_IN_FLIGHT // self.iterations),
         )
         return played.episodes, len(chosen)
 
     def curve(self, model: Any, percent: int) -> None:
         """A cheap point of the learning curve, on some hands of each split; steps are percent of the arm's compute."""
+        config = self.settings.evaluation
         for split in ("id", "ood"):
-            episodes, _ = self.play(model, split, self.settings.evaluation.curve_orders, self.settings.evaluation.curve_hands)
+            episodes, _ = self.play(model, split, config.curve_orders, max(1, config.curve_hands // self.iterations))
             share = sum(e.success for e in episodes) / len(episodes)
             self.log.record(split=split, metric="success", value=share, n=len(episodes), step=percent)
 
     def final(self, model: Any, start: Any) -> None:
         """The numbers of the report, with one mean per hand for paired intervals, and rollouts to read."""
-        step = 100
+        step, config = 100, self.settings.evaluation
         for split in ("id", "ood", "train"):
-            orders = self.settings.evaluation.orders if split != "train" else 1
+            orders = 1 if split == "train" else config.orders if self.iterations == 1 else config.retry_orders
             episodes, count = self.play(model, split, orders)
             metrics = episode_metrics(episodes)
             for metric, values in metrics.items():
@@ -80,8 +83,9 @@ class Evaluator:
                 self.log.record(split=split, metric=metric, value=mean, n=len(values), step=step, final=True, items=shown)
             if split == "train":
                 continue
-            kl = kl_on_samples(start, episodes, self.tokenizer.pad_token_id, self.settings.evaluation.temperature)
-            self.log.record(split=split, metric="kl_start", value=kl, n=len(episodes), step=step, final=True)
+            one_order = episodes[::orders]
+            kl = kl_on_samples(start, one_order, self.tokenizer.pad_token_id, config.temperature)
+            self.log.record(split=split, metric="kl_start", value=kl, n=len(one_order), step=step, final=True)
             self.log.rollouts(
                 [{"split": split, **rollout_row(e, self.tokenizer)} for e in episodes[:: max(1, len(episodes) // 40)]]
             )

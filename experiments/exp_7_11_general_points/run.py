@@ -68,7 +68,10 @@ def run_cell(settings: Settings, arm: str, seed: int) -> dict:
     folder = cell_folder(run_folder(settings), Cell(arm, seed))
     key = fingerprint([settings.branches[arm], _result_keys(settings), seed], CODE, [start])
     complete_cell(folder, key, partial(train_and_evaluate, settings, arm, seed, start, folder))
-    return {"stages": [str(path) for path in stages]}
+    final = [row for row in read_jsonl(folder / "records.jsonl") if row["final"] and row["metric"] == "success"]
+    success = {row["split"]: row["value"] for row in final}
+    headline = f"success {success['id']:.1%} in distribution, {success['ood']:.1%} out of it"
+    return {"stages": [str(path) for path in stages], "headline": headline}
 
 
 def _result_keys(settings: Settings) -> dict:
@@ -90,25 +93,38 @@ def train_and_evaluate(settings: Settings, arm: str, seed: int, start: Path, fol
         log.cost(flops=meter.flops, tokens_forward=meter.tokens_forward, tokens_trained=meter.tokens_trained)
 
 
+def plan(settings: Settings, seeds: list[int], arms: list[str]) -> list[Job]:
+    """The jobs, first results first: seeds in groups of one per base; of each group what is shared, then the cells."""
+    where = "experiments.exp_7_11_general_points.run:"
+    jobs, known = [], set()
+    for group in (seeds[i : i + settings.bases] for i in range(0, len(seeds), settings.bases)):
+        for arm in arms:
+            for seed in group:
+                branch = settings.branches[arm]
+                shared = (origin(settings, seed), branch.prior, branch.start)
+                if shared not in known:
+                    known.add(shared)
+                    arguments = {"settings": settings, "arm": arm, "seed": seed}
+                    jobs.append(Job(f"start of {Cell(arm, seed).name}", where + "build_stage", arguments))
+        for seed in group:
+            arguments = [{"settings": settings, "arm": arm, "seed": seed} for arm in arms]
+            jobs += [Job(Cell(a["arm"], seed).name, where + "run_cell", a) for a in arguments]
+    return jobs
+
+
 def main(settings: Settings) -> int:
     """Runs the chosen cells on the worker processes, gathers them and writes the report; 1 if a cell failed."""
-    cells = [Cell(arm, seed) for seed in seed_list(settings) for arm in settings.chosen()]
-    where = "experiments.exp_7_11_general_points.run:"
-    starts = {}
-    for cell in cells:
-        branch = settings.branches[cell.arm]
-        starts.setdefault((origin(settings, cell.seed), branch.prior, branch.start), cell)
-    jobs = [
-        Job(f"start of {cell.name}", where + "build_stage", {"settings": settings, "arm": cell.arm, "seed": cell.seed})
-        for cell in starts.values()
-    ]
-    jobs += [Job(c.name, where + "run_cell", {"settings": settings, "arm": c.arm, "seed": c.seed}) for c in cells]
+    seeds, arms = seed_list(settings), settings.chosen()
+    cells = [Cell(arm, seed) for seed in seeds for arm in arms]
     stages: dict[str, None] = {}
     folder = run_folder(settings)
 
     def on_done(job: Job, result: dict | None) -> None:
         stages.update(dict.fromkeys((result or {}).get("stages", [])))
+        if result and "headline" in result:
+            print(f"{job.name}: {result['headline']}")
 
+    jobs = plan(settings, seeds, arms)
     failures = run_jobs(jobs, workers=settings.workers, threads=settings.threads, on_done=on_done, logs=folder / "logs")
     for failure in failures:
         print(f"failed: {failure.name}: {failure.error}")

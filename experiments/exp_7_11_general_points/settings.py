@@ -30,9 +30,13 @@ class Branch:
 
 @dataclass(frozen=True)
 class EvaluationConfig:
-    """``orders``: card orders per hand at the end; ``curve_orders`` and ``curve_hands`` along the way."""
+    """``orders``: card orders per hand at the end (``retry_orders`` where an episode has several answers).
+
+    ``curve_orders`` and ``curve_hands`` (shared out among the answers of an episode) along the way.
+    """
 
     orders: int = 5
+    retry_orders: int = 2
     curve_orders: int = 1
     curve_hands: int = 200
     points: int = 4
@@ -84,7 +88,7 @@ class Settings(Common):
                 )
         for name, branch in self.branches.items():
             one_of(f"branches.{name}.method", branch.method, ("none", "sft", "rft", "rl"))
-            one_of(f"branches.{name}.study", branch.study, ("main", "ablation"))
+            one_of(f"branches.{name}.study", branch.study, ("main", "ablation", "both"))
             one_of(f"branches.{name}.start", branch.start, ("base", "start", "overfit"))
             one_of(f"branches.{name}.demonstrations", branch.demonstrations, ("one", "diverse"))
             one_of(f"branches.{name}.prior", branch.prior, self.priors)
@@ -105,4 +109,4 @@ class Settings(Common):
 
     def chosen(self) -> list[str]:
         """The arms of the run: those named, else all of the study."""
-        return self.arms or [name for name, branch in self.branches.items() if branch.study == self.study]
+        return self.arms or [name for name, branch in self.branches.items() if branch.study in (self.study, "both")]
