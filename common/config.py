@@ -95,10 +95,12 @@ def compose(number: str, schema: type[Settings], overrides: list[str], *, conf: 
     choice = {"scale": "laptop", **UNCHANGED, **chosen}
     for group, value in choice.items():
         one_of(group, value, scales(number, conf) if group == "scale" else _options(conf, group))
-    plain = _from_files(conf, number, choice["scale"])
+    own = f"{choice['scale']}-{changes.get('study')}"  # a study may have a file of its own, such as laptop-ablation.yaml
+    entry = own if (conf / "experiment" / number / f"{own}.yaml").exists() else choice["scale"]
+    plain = _from_files(conf, number, choice["scale"], entry)
     base = _typed(number, schema, choice["scale"], plain)
     groups = {group: choice[group] for group in ("tracker", "debug")}
-    config = plain if groups == UNCHANGED else _from_files(conf, number, choice["scale"], **groups)
+    config = plain if groups == UNCHANGED else _from_files(conf, number, choice["scale"], entry, **groups)
     known = [key for key in _flat(asdict(base), inner=True) if key not in FILLED_KEYS]
     for key, value in changes.items():
         if key not in known:
@@ -221,9 +223,12 @@ def _split(overrides: list[str]) -> tuple[dict[str, str], dict[str, Any]]:
     return chosen, changes
 
 
-def _from_files(conf: Path, number: str, scale: str, tracker: str = "none", debug: str = "off") -> DictConfig:
-    """The YAML files of one choice, merged by Hydra; the root is made here because only it knows the number."""
-    groups = [{"scale": scale}, {f"experiment/{number}": scale}, {"tracker": tracker}, {"debug": debug}]
+def _from_files(conf: Path, number: str, scale: str, entry: str, tracker: str = "none", debug: str = "off") -> DictConfig:
+    """The YAML files of one choice, merged by Hydra; the root is made here because only it knows the number.
+
+    `entry`: the experiment's file, named after the scale, or after scale and study.
+    """
+    groups = [{"scale": scale}, {f"experiment/{number}": entry}, {"tracker": tracker}, {"debug": debug}]
     ConfigStore.instance().store("root", {"defaults": ["config", *groups]})
     try:
         with hydra.initialize_config_dir(str(conf.resolve()), version_base="1.3"):

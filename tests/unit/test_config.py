@@ -26,6 +26,7 @@ from common.config import (
     visible_device,
 )
 from common.schema import build, suggest
+from scripts.experiment import load
 
 COMPOSED: dict[tuple, Any] = {}
 SCALES = ("smoke", "laptop", "gpu")
@@ -396,3 +397,11 @@ def test_build_names_missing_and_unknown_keys() -> None:
         build(Inner, {})
     with pytest.raises(ConfigError, match=r"heigth=1: unknown key\. Allowed are width, rate\."):
         build(Inner, {"width": 1, "heigth": 1})
+
+
+def test_a_study_may_have_a_file_of_its_own() -> None:
+    """conf/experiment/7-11/laptop-ablation.yaml sets fewer seeds; it makes no variant and is no scale of its own."""
+    main, ablation = (compose("7-11", load("7-11").Settings, [f"study={study}"]) for study in ("main", "ablation"))
+    assert (main.seeds, ablation.seeds) == (5, 3)
+    assert (ablation.variant, ablation.selection, ablation.scale) == (None, [], "laptop")
+    assert "laptop-ablation" not in config.scales("7-11")

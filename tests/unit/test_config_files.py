@@ -50,7 +50,7 @@ def survivors(conf: Path, number: str, schema: Any, scale: str, **groups: str) -
 
     Merged, because a key that stands in two files and is misspelt in one of them is an unknown key all the same.
     """
-    merged: Any = OmegaConf.to_container(config._from_files(conf, number, scale, **groups), resolve=True)
+    merged: Any = OmegaConf.to_container(config._from_files(conf, number, scale, scale, **groups), resolve=True)
     if scale == "gpu":
         merged |= {"model_path": "some/model"} if "model_path" in merged else {}
 
