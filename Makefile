@@ -22,10 +22,9 @@ WANDB_MODE ?= offline
 HF_HUB_OFFLINE ?= $(if $(filter gpu cluster,$(SCALE)),0,1)
 export OMP_NUM_THREADS TOKENIZERS_PARALLELISM WANDB_MODE HF_HUB_OFFLINE
 
-# experiments/exp_7_01_q_learning -> 7-1
-FOLDERS := $(sort $(notdir $(patsubst %/,%,$(wildcard experiments/exp_7_*/))))
-NUMBERS := $(shell echo $(FOLDERS) | tr ' ' '\n' | sed -n 's/^exp_7_0*\([0-9][0-9]*\)_.*/7-\1/p')
-folder_of = $(notdir $(wildcard experiments/exp_7_$(1)_* experiments/exp_7_0$(1)_*))
+# An experiment's number stands in its run.py: NUMBER = "7-1".
+NUMBERS := $(shell sed -n 's/^NUMBER = "\(.*\)"$$/\1/p' experiments/exp_*/run.py)
+folder_of = $(shell grep -l '^NUMBER = "7-$(1)"' experiments/exp_*/run.py | cut -d/ -f2)
 need = $(if $(call folder_of,$(1)),,$(error There is no experiment 7-$(1); there are: $(NUMBERS)))
 module = $(call need,$(1))experiments.$(call folder_of,$(1)).$(2)
 keys = scale=$(SCALE)$(if $(SEEDS), seeds=$(SEEDS))$(if $(ARGS), $(ARGS))

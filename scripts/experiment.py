@@ -1,6 +1,7 @@
 """Finds an experiment by its number for the scripts that look at its runs and results."""
 
 import importlib
+import re
 from pathlib import Path
 from types import ModuleType
 
@@ -11,9 +12,10 @@ ROOT = Path(__file__).resolve().parents[1]
 
 
 def folders() -> dict[str, str]:
-    """{"7-11": "exp_7_11_general_points", ...}, by number."""
-    names = sorted(path.parent.name for path in ROOT.glob("experiments/exp_*_*_*/run.py"))
-    return {f"{int(name.split('_')[1])}-{int(name.split('_')[2])}": name for name in names}
+    """{"7-11": "exp_7_11_general_points", ...}: the number stands in run.py as NUMBER = "7-11"."""
+    files = sorted(ROOT.glob("experiments/exp_*/run.py"))
+    found = ((re.search(r'^NUMBER = "(.+)"$', file.read_text(encoding="utf-8"), re.MULTILINE), file) for file in files)
+    return {match[1]: file.parent.name for match, file in found if match}
 
 
 def load(number: str) -> ModuleType:
