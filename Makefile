@@ -23,7 +23,7 @@ HF_HUB_OFFLINE ?= $(if $(filter gpu cluster,$(SCALE)),0,1)
 export OMP_NUM_THREADS TOKENIZERS_PARALLELISM WANDB_MODE HF_HUB_OFFLINE
 
 # An experiment's number stands in its run.py: NUMBER = "7-1".
-NUMBERS := $(shell sed -n 's/^NUMBER = "\(.*\)"$$/\1/p' experiments/exp_*/run.py)
+NUMBERS := $(shell cat experiments/exp_*/run.py 2>/dev/null | sed -n 's/^NUMBER = "\(.*\)"$$/\1/p')
 folder_of = $(shell grep -l '^NUMBER = "7-$(1)"' experiments/exp_*/run.py | cut -d/ -f2)
 need = $(if $(call folder_of,$(1)),,$(error There is no experiment 7-$(1); there are: $(NUMBERS)))
 module = $(call need,$(1))experiments.$(call folder_of,$(1)).$(2)
