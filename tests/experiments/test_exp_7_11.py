@@ -30,8 +30,12 @@ def records(folder):
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory):
+    """The front door itself: `make exp-7-11 SCALE=smoke`."""
     folder = tmp_path_factory.mktemp("whole")
-    done = run(folder, ARMS)
+    arguments = " ".join([f"runs_dir={folder / 'runs'}", f"results_dir={folder / 'results'}", ARMS])
+    plain = {key: value for key, value in os.environ.items() if not key.startswith(("MAKE", "MFLAGS"))}
+    line = ["make", "exp-7-11", "SCALE=smoke", f"ARGS={arguments}"]
+    done = subprocess.run(line, cwd=ROOT, env=plain, capture_output=True, text=True, timeout=600, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     return folder
 
@@ -61,6 +65,15 @@ def test_rft_from_a_start_without_a_right_answer_stays_at_the_start(tmp_path):
     assert done.returncode == 0, done.stdout + done.stderr
     rows = [json.loads(line) for line in records(tmp_path).splitlines()]
     assert [row["value"] for row in rows if row["metric"] == "success" and row["final"]] == [0.0, 0.0, 0.0]
+
+
+def test_arms_of_the_ablation_study_train_and_answer_again(tmp_path):
+    done = run(tmp_path, "study=ablation", "arms=[grpo_after_overfit,iterations_3]", "evaluation.curve_hands=3")
+    assert done.returncode == 0, done.stdout + done.stderr
+    rows = [json.loads(line) for line in records(tmp_path).splitlines()]
+    length = {row["arm"]: row["value"] for row in rows if row["metric"] == "length" and row["split"] == "ood"}
+    assert length["iterations_3"] > 2 * length["grpo_after_overfit"]  # three answers, none of them right
+    assert "3 answers" in next((tmp_path / "results").rglob("report.md")).read_text()
 
 
 def kill_when(folder, pattern, *changes):
@@ -122,7 +135,7 @@ def test_the_gpu_scale_trains_adapters_on_a_local_model_folder(whole, tmp_path):
         ("corpus.full=0.9", "sum to 1"),
         ("model.hidden=95", "hidden"),
         ("branch_flops=-1", "branch_flops"),
-        ("scale=cluster", "smoke"),
+        ("scale=huge", "smoke"),
     ],
 )
 def test_bad_values_end_at_once_with_a_sentence(tmp_path, change, words):
