@@ -208,9 +208,19 @@ def gae(
     return advantages_BT.float(), returns_BT.float(), action_BT
 
 
+def reward_to_go(rewards_BT: Tensor, mask_BT: Tensor, gamma: float = 1.0) -> Tensor:
+    """Discounted sum of the rewards from each policy token on, (B, T), 0 off the mask.
+
+    With the rewards of REINFORCE++ (Hu 2025, eq. 8: the score at the end, minus beta * k1 at each token) and whitened
+    over the batch (eq. 10, `masked_whiten`) these are its advantages. GAE with V = 0 and lambda = 1.
+    """
+    return gae(rewards_BT, torch.zeros_like(rewards_BT), mask_BT, gamma=gamma, lam=1.0)[0]
+
+
 def masked_whiten(x_BT: Tensor, mask_BT: Tensor, eps: float = 1e-8) -> Tensor:
     """(x - mean) / sqrt(var + eps) over the masked positions (sample variance), 0 elsewhere; any equal shapes.
 
+    Each token counts once, so that long episodes weigh more, as in the program of REINFORCE++'s authors (OpenRLHF).
     Fewer than two positions, or no spread among them, gives exactly 0.
     """
     mask_BT = mask_BT.bool()

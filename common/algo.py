@@ -13,6 +13,7 @@ from omegaconf import OmegaConf
 from common.schema import ConfigError, build, convert, one_of, suggest, within
 
 CONF = Path(__file__).resolve().parents[1] / "conf"
+PREFERENCE_NAMES = ("dpo", "kto", "online_dpo")  # trained by common.preference, the others by common.grpo and common.ppo
 
 
 @dataclass(frozen=True)
@@ -37,9 +38,11 @@ class AlgoConfig:
     lr_decay: str = "none"
     clip_low: float = 0.2
     clip_high: float = 0.2
+    policy_loss: str = "ppo_clip"
     loss_agg: str = "token_mean"
     drop_zero_variance: bool = True
     refill_rounds: int = 0
+    refill_with: str = "prompts"
     overlong_buffer: int = 0
     overlong_penalty: float = 1.0
     mask_truncated: bool = False
@@ -52,7 +55,7 @@ class AlgoConfig:
     gae_level: str = "token"
     value_clip: float = 0.2
     value_coef: float = 0.5
-    whiten: bool = True
+    whiten: bool = False
     value_warmup_steps: int = 0
     temperature: float = 1.0
     max_new_tokens: int = 64
@@ -81,6 +84,13 @@ class AlgoConfig:
             )
         if self.refill_rounds and not self.drop_zero_variance:
             raise ConfigError(f"algo.refill_rounds={self.refill_rounds}: needs algo.drop_zero_variance=true, or 0.")
+        if self.refill_with == "answers" and not self.refill_rounds:
+            raise ConfigError("algo.refill_with=answers with algo.refill_rounds=0: needs at least 1 round.")
+        if self.kl_coef and self.kl_in == "loss" and self.kl_estimator == "k1":
+            raise ConfigError(
+                "algo.kl_estimator=k1 with algo.kl_in=loss: the mean gradient of k1 is 0, so it would hold nothing back; "
+                "allowed are k2 or k3 in the loss, or algo.kl_in=reward."
+            )
         batch = self.prompts_per_step * self.group_size
         if batch % self.minibatches:
             raise ConfigError(
@@ -96,11 +106,16 @@ class AlgoConfig:
 
 
 _ALGO_WORDS: dict[str, tuple[Any, ...]] = {
-    "name": ("grpo", "dr_grpo", "rloo", "reinforce", "reinforce_baseline", "ppo"),
-    "advantage": ("group_norm", "group_centre", "rloo", "batch_centre", "reward", "gae"),
+    "name": (
+        *("grpo", "dr_grpo", "gspo", "cispo", "rloo", "reinforce", "reinforce_baseline"),
+        *("reinforce_pp", "reinforce_pp_baseline", "ppo", *PREFERENCE_NAMES),
+    ),
+    "advantage": ("group_norm", "group_centre", "rloo", "batch_centre", "reward", "reward_to_go", "gae"),
     "std_ddof": (0, 1),
     "lr_decay": ("none", "linear", "cosine"),
+    "policy_loss": ("ppo_clip", "gspo", "cispo"),
     "loss_agg": ("token_mean", "seq_mean", "seq_sum_const"),
+    "refill_with": ("prompts", "answers"),
     "kl_estimator": ("k1", "k2", "k3"),
     "kl_in": ("loss", "reward"),
     "gae_level": ("token", "turn"),
@@ -109,8 +124,8 @@ _ALGO_RANGES: dict[str, tuple[float | None, float | None, bool]] = {  # low, hig
     **dict.fromkeys(
         ("prompts_per_step", "group_size", "epochs", "minibatches", "max_new_tokens", "max_turns"), (1, None, False)
     ),
-    **dict.fromkeys(("lr", "value_lr", "adam_eps", "grad_clip", "clip_high", "temperature", "value_clip"), (0, None, True)),
-    **dict.fromkeys(("std_eps", "weight_decay", "kl_coef", "value_coef", "overlong_penalty"), (0, None, False)),
+    **dict.fromkeys(("lr", "value_lr", "adam_eps", "grad_clip", "clip_high", "temperature"), (0, None, True)),
+    **dict.fromkeys(("std_eps", "weight_decay", "kl_coef", "value_coef", "value_clip", "overlong_penalty"), (0, None, False)),
     **dict.fromkeys(("warmup_steps", "refill_rounds", "overlong_buffer", "value_warmup_steps"), (0, None, False)),
     **dict.fromkeys(("gamma", "lam"), (0, 1, False)),
     "clip_low": (0, 1, True),

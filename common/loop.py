@@ -5,14 +5,14 @@ from __future__ import annotations
 import math
 import time
 from collections import defaultdict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from common import losses
+from common import advantages, losses
 from common.algo import AlgoConfig
 from common.checkpoints import load_state, save_state
 from common.compute import Meter
@@ -33,8 +33,12 @@ def sample_step(
     seed: int,
     step: int,
     part: int = 0,
+    numbers: Sequence[int] | None = None,
 ) -> list[Episode]:
-    """group_size episodes of each task. `part` counts the sampling rounds of a step; groups are numbered across it."""
+    """group_size episodes of each task. `part` counts the sampling rounds of a step.
+
+    numbers: the group that each task's episodes belong to, for rounds after the first; None numbers them 0, 1, 2, ...
+    """
     episodes = run_episodes(
         model,
         tokenizer,
@@ -46,8 +50,11 @@ def sample_step(
         temperature=algo.temperature,
         generator=generator(seed, "rollout", step, part),
     )
-    for episode in episodes:
-        episode.group += part * len(tasks)
+    if numbers is not None:
+        for episode in episodes:
+            episode.group = numbers[episode.group]
+    if hasattr(make_env, "rescore"):  # a learned reward in place of the environment's: common.reward_model
+        make_env.rescore(episodes)
     return episodes
 
 
@@ -58,14 +65,28 @@ def to_batch(episodes: list[Episode], tokenizer: Any, model: Any) -> Batch:
 
 
 def learnable(episodes: list[Episode], algo: AlgoConfig) -> Tensor:
-    """Bool (B,): has a token to learn from. With mask_truncated, episodes cut by a limit do not count as such."""
-    return torch.tensor([any(e.mask) and not (algo.mask_truncated and e.truncated) for e in episodes])
+    """Bool (B,): scored, and has a token to learn from. With mask_truncated, episodes cut by a limit do not count."""
+    return torch.tensor(
+        [any(e.mask) and not math.isnan(e.reward) and not (algo.mask_truncated and e.truncated) for e in episodes]
+    )
 
 
 def overlong_penalties(episodes: list[Episode], algo: AlgoConfig) -> Tensor:
     """Soft overlong punishment (B,) of each episode's longest turn, measured against the token limit of a turn."""
     longest = [max((e.turns.count(turn) for turn in set(e.turns) - {-1}), default=0) for e in episodes]
     return losses.overlong_penalty(torch.tensor(longest), algo.max_new_tokens, algo.overlong_buffer, algo.overlong_penalty)
+
+
+def token_rewards(episodes: list[Episode], batch: Batch, algo: AlgoConfig) -> Tensor:
+    """Reward after each token, (B, T): a turn's reward at its last token, the overlong punishment at the very last."""
+    turn_BT = batch.turn_BT
+    after_BT = nn.functional.pad(turn_BT[:, 1:], (0, 1), value=-1)
+    last_BT = batch.mask_BT.bool() & (turn_BT != after_BT)
+    rewards = [reward for episode in episodes for reward in episode.turn_rewards]
+    rewards_BT = torch.zeros_like(batch.logp_BT)
+    rewards_BT[last_BT] = advantages.rewards_tensor(rewards, int(last_BT.sum())).to(rewards_BT)
+    end_B1 = (last_BT * torch.arange(last_BT.shape[1], device=last_BT.device)).argmax(1, keepdim=True)
+    return rewards_BT.scatter_add(1, end_B1, overlong_penalties(episodes, algo).to(rewards_BT)[:, None])
 
 
 def make_optimizer(policy: list[nn.Parameter], value: list[nn.Parameter], algo: AlgoConfig) -> torch.optim.AdamW:
@@ -125,17 +146,21 @@ def policy_loss(
     sampler_N: Tensor,
     advantage_N: Tensor,
     weight_N: Tensor,
+    length_B: Tensor,
     ref_logp_N: Tensor | None,
     algo: AlgoConfig,
     sums: dict[str, float],
 ) -> Tensor:
-    """Clipped policy loss, KL (when ref_logp_N is given) and entropy bonus of some tokens; adds to the metric `sums`.
+    """Policy loss, KL (when ref_logp_N is given) and entropy bonus of some episodes' tokens; adds to the metric `sums`.
 
+    length_B: policy tokens of each of these episodes, whose tokens are packed one episode after the other.
     With one update per batch of samples the ratio is 1 by definition: the gradient is that of -advantage * logp, and
     the sampler's log-probabilities serve the metric kl/old alone.
     """
     old_N = out.logp_N.detach() if algo.epochs * algo.minibatches == 1 else sampler_N
-    loss_N, ratio_N = losses.ppo_clip(out.logp_N, old_N, advantage_N, algo.clip_low, algo.clip_high)
+    loss_N, ratio_N = losses.surrogate(
+        algo.policy_loss, out.logp_N, old_N, advantage_N, length_B, algo.clip_low, algo.clip_high
+    )
     loss = losses.weighted_sum(loss_N, weight_N)
     sums["loss/policy"] += float(loss.detach())
     if ref_logp_N is not None:
@@ -144,7 +169,8 @@ def policy_loss(
         sums["kl/ref"] += float(kl_N.detach().sum())
     if algo.entropy_coef > 0:
         loss = loss - algo.entropy_coef * losses.weighted_sum(out.entropy_N, weight_N)
-    low_N, high_N = losses.clip_fractions(ratio_N, advantage_N, algo.clip_low, algo.clip_high)
+    sign_N = ratio_N - 1 if algo.policy_loss == "cispo" else advantage_N  # CISPO bounds the weight whatever the sign
+    low_N, high_N = losses.clip_fractions(ratio_N, sign_N, algo.clip_low, algo.clip_high)
     sums["entropy"] += float(out.entropy_N.detach().sum())
     sums["kl/old"] += float(losses.kl(sampler_N, out.logp_N.detach(), "k3").sum())
     sums["ratio/clip_low_frac"] += float(low_N.sum())

@@ -3,8 +3,8 @@
 Shape suffixes: _B episodes, _T tokens, _V vocabulary. A name without a suffix stands for tensors of any one shape
 (padded (B, T) or packed (N,)): the functions work element by element.
 
-How a loss is made: a function here gives one number per token; `loss_weights` gives each token its share for the whole
-update; the loss is their inner product. Because the shares are fixed before the batch is cut into micro-batches, the
+How a loss is made: a function here gives one number per token; `sequence_weights` gives each token its share for the
+whole update; the loss is their inner product. Because the shares are fixed before the batch is cut into micro-batches, the
 summed gradient is the same for every cut, also when the last piece is shorter than the others.
 """
 
@@ -15,6 +15,7 @@ from torch import Tensor
 
 AGGREGATIONS = ("token_mean", "seq_mean", "seq_sum_const")
 KL_ESTIMATORS = ("k1", "k2", "k3")
+SURROGATES = ("ppo_clip", "gspo", "cispo")
 
 
 def sequence_weights(length_B: Tensor, aggregation: str, *, constant: float | None = None) -> Tensor:
@@ -40,39 +41,13 @@ def sequence_weights(length_B: Tensor, aggregation: str, *, constant: float | No
     raise ValueError(f"loss_agg={aggregation!r} is unknown; allowed: {', '.join(AGGREGATIONS)}")
 
 
-def loss_weights(mask_BT: Tensor, aggregation: str, *, constant: float | None = None) -> Tensor:
-    """`sequence_weights` spread over the tokens of a mask, shape (B, T), 0 off the mask. For SFT use token_mean."""
-    mask_BT = mask_BT.float()
-    return mask_BT * sequence_weights(mask_BT.sum(1), aggregation, constant=constant)[:, None]
-
-
 def weighted_sum(x: Tensor, weights: Tensor) -> Tensor:
     """Inner product that ignores whatever stands where the weight is 0 (NaN and infinity included)."""
     return torch.where(weights != 0, x * weights, 0.0).sum()
 
 
-def aggregate(loss_BT: Tensor, mask_BT: Tensor, aggregation: str, *, constant: float | None = None) -> Tensor:
-    """Token losses of one whole update -> scalar. See `loss_weights` for the three rules and for micro-batches."""
-    return weighted_sum(loss_BT, loss_weights(mask_BT, aggregation, constant=constant))
-
-
-def token_logprobs_from_logits(logits: Tensor, ids: Tensor, temperature: float = 1.0) -> Tensor:
-    """log softmax(logits / temperature) at `ids`; logits (..., V), ids (...), result (...), float32.
-
-    The logits are divided, never the log-probabilities, so that sampler and trainer agree at any temperature.
-    """
-    logp_V = torch.log_softmax(logits.float() / temperature, dim=-1)
-    return logp_V.gather(-1, ids.unsqueeze(-1)).squeeze(-1)
-
-
-def entropy_from_logits(logits: Tensor, temperature: float = 1.0) -> Tensor:
-    """Entropy in nats of softmax(logits / temperature), (..., V) -> (...); a logit of -inf counts as absent."""
-    logp_V = torch.log_softmax(logits.float() / temperature, dim=-1)
-    return entropy_from_logprobs(logp_V)
-
-
 def entropy_from_logprobs(logp_V: Tensor) -> Tensor:
-    """Entropy in nats of a full log-probability vector, (..., V) -> (...)."""
+    """Entropy in nats of a full log-probability vector, (..., V) -> (...); a log-probability of -inf counts as absent."""
     return -(logp_V.exp() * logp_V.clamp(min=torch.finfo(logp_V.dtype).min)).sum(-1)
 
 
@@ -87,6 +62,60 @@ def ppo_clip(
     ratio = (logp - old_logp).exp()
     clipped = ratio.clamp(1 - clip_low, 1 + clip_high)
     return -torch.minimum(ratio * advantages, clipped * advantages), ratio.detach()
+
+
+def gspo(
+    logp_N: Tensor,
+    old_logp_N: Tensor,
+    advantages_N: Tensor,
+    length_B: Tensor,
+    clip_low: float = 3e-4,
+    clip_high: float = 4e-4,
+) -> tuple[Tensor, Tensor]:
+    """`ppo_clip` with one ratio per sequence, s = exp(mean over its tokens of logp - old_logp), and that ratio.
+
+    GSPO, Zheng et al. 2025, eq. 5 and 7, in the token form of eq. 13 and 14: each token's ratio has the value s and the
+    gradient s * grad logp of its own token. With the same advantage on all tokens of a sequence the gradient is that of
+    the sequence form, and tokens may also have their own. A sequence is clipped as a whole.
+
+    length_B: tokens of each sequence in the packed tensors, which hold whole sequences one after the other. The ratio
+    of a long sequence stays far closer to 1 than that of a token, hence the paper's narrow bounds.
+    """
+    row_N = torch.repeat_interleave(torch.arange(len(length_B), device=logp_N.device), length_B)
+    total_B = torch.zeros(len(length_B), device=logp_N.device).index_add(0, row_N, (logp_N - old_logp_N).detach())
+    mean_N = (total_B / length_B.clamp(min=1))[row_N]
+    return ppo_clip(mean_N + logp_N - logp_N.detach(), torch.zeros_like(mean_N), advantages_N, clip_low, clip_high)
+
+
+def cispo(
+    logp: Tensor, old_logp: Tensor, advantages: Tensor, clip_low: float = 1.0, clip_high: float = 4.0
+) -> tuple[Tensor, Tensor]:
+    """-stop_gradient(clip(ratio, 1 - clip_low, 1 + clip_high)) * A * logp per token, and the ratio (detached).
+
+    CISPO, MiniMax-M1 2025, eq. 4 and 5: the importance weight is bounded, and no token loses its gradient. clip_low 1
+    sets no lower bound, as in the paper.
+    """
+    ratio = (logp - old_logp).exp().detach()
+    return -ratio.clamp(1 - clip_low, 1 + clip_high) * advantages * logp, ratio
+
+
+def surrogate(
+    name: str,
+    logp_N: Tensor,
+    old_logp_N: Tensor,
+    advantages_N: Tensor,
+    length_B: Tensor,
+    clip_low: float,
+    clip_high: float,
+) -> tuple[Tensor, Tensor]:
+    """Loss per token and ratio (detached) by the rule `name` (one of SURROGATES); length_B as in `gspo`."""
+    if name == "ppo_clip":
+        return ppo_clip(logp_N, old_logp_N, advantages_N, clip_low, clip_high)
+    if name == "gspo":
+        return gspo(logp_N, old_logp_N, advantages_N, length_B, clip_low, clip_high)
+    if name == "cispo":
+        return cispo(logp_N, old_logp_N, advantages_N, clip_low, clip_high)
+    raise ValueError(f"policy_loss={name!r} is unknown; allowed: {', '.join(SURROGATES)}")
 
 
 def clip_fractions(ratio: Tensor, advantages: Tensor, clip_low: float, clip_high: float) -> tuple[Tensor, Tensor]:
@@ -104,7 +133,8 @@ def kl(logp: Tensor, ref_logp: Tensor, estimator: str = "k3") -> Tensor:
     | k2   | d^2 / 2          | biased     | that of KL(policy || reference): the right one for a loss       |
     | k3   | exp(-d) - 1 + d  | exact KL   | that of KL(reference || policy): p - q on the logits            |
 
-    GRPO (Shao et al. 2024, eq. 4) puts k3 into the loss. Raises ValueError for an unknown name.
+    GRPO (Shao et al. 2024, eq. 4) puts k3 into the loss; AlgoConfig refuses k1 there. Raises ValueError for an unknown
+    name.
     """
     difference = logp - ref_logp
     if estimator == "k1":

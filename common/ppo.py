@@ -38,7 +38,6 @@ from common.loop import (
     evaluations_due,
     learnable,
     make_optimizer,
-    overlong_penalties,
     policy_loss,
     resume,
     sample_step,
@@ -46,6 +45,7 @@ from common.loop import (
     set_learning_rate,
     speed_metrics,
     to_batch,
+    token_rewards,
     trainable,
 )
 from common.models import parameter_count
@@ -125,18 +125,6 @@ def train_ppo(
             save(folder / "state.pt", modules, optimizer, meter, step, evaluations)
             log.cost(flops=meter.flops, tokens_forward=meter.tokens_forward, tokens_trained=meter.tokens_trained)
     return meter
-
-
-def token_rewards(episodes: list[Episode], batch: Batch, algo: AlgoConfig) -> Tensor:
-    """Reward after each token, (B, T): a turn's reward at its last token, the overlong punishment at the very last."""
-    turn_BT = batch.turn_BT
-    after_BT = nn.functional.pad(turn_BT[:, 1:], (0, 1), value=-1)
-    last_BT = batch.mask_BT.bool() & (turn_BT != after_BT)
-    rewards = [reward for episode in episodes for reward in episode.turn_rewards]
-    rewards_BT = torch.zeros_like(batch.logp_BT)
-    rewards_BT[last_BT] = advantages.rewards_tensor(rewards, int(last_BT.sum())).to(rewards_BT)
-    end_B1 = (last_BT * torch.arange(last_BT.shape[1], device=last_BT.device)).argmax(1, keepdim=True)
-    return rewards_BT.scatter_add(1, end_B1, overlong_penalties(episodes, algo).to(rewards_BT)[:, None])
 
 
 @torch.no_grad()
@@ -257,13 +245,14 @@ def accumulate(
         x_BT[rows, : mask_BT.shape[1]][mask_BT] for x_BT in targets[:4] if x_BT is not None
     )
     value_N = head(out.hidden_ND.float())[:, 0]
-    value_loss_N = losses.value_loss(value_N, old_value_N, return_N, algo.value_clip)
+    value_loss_N = losses.value_loss(value_N, old_value_N, return_N, algo.value_clip or None)
     value_loss = losses.weighted_sum(value_loss_N, action_N * value_weight)
     sums["loss/value"] += float(value_loss.detach())
     loss = algo.value_coef * value_loss
-    weight_N = policy_B[rows].repeat_interleave(mask_BT.sum(1))
+    length_B = mask_BT.sum(1)
+    weight_N = policy_B[rows].repeat_interleave(length_B)
     ref_logp_N = None
     if targets.ref_logp_BT is not None:
         ref_logp_N = targets.ref_logp_BT[rows, : mask_BT.shape[1]][mask_BT]
-    actor_loss = policy_loss(out, part.logp_BT[mask_BT], advantage_N, weight_N, ref_logp_N, algo, sums)
+    actor_loss = policy_loss(out, part.logp_BT[mask_BT], advantage_N, weight_N, length_B, ref_logp_N, algo, sums)
     (loss if warmup else loss + actor_loss).backward()

@@ -85,6 +85,30 @@ def mean_pass_at_k(samples: Iterable[tuple[int, int]], k: int) -> float | None:
     return sum(known) / len(known)
 
 
+def best_of_k(scores: Sequence[float], k: int, values: Sequence[float] | None = None) -> float | None:
+    """Unbiased mean value of the answer with the highest score among k, from n >= k answers to one problem; else None.
+
+    Mean over all subsets of k answers: the i-th lowest score (from 1) is the highest of C(i-1, k-1) of C(n, k) of them
+    (Nakano et al. 2021, WebGPT, appendix on best-of-n; Gao et al. 2023). Equal scores share their chance evenly.
+    `scores` picks (a reward model, or the verifier itself); `values` judges what is picked (default: the scores). With
+    scores of 0 and 1 this is `pass_at_k`.
+    """
+    values = scores if values is None else values
+    if k < 1 or len(values) != len(scores):
+        raise ValueError(f"best of k needs k >= 1 and a value per score, not k={k}, {len(scores)} scores, {len(values)} values")
+    if len(scores) < k:
+        return None
+    levels: dict[float, list[float]] = {}
+    for score, value in sorted(zip(scores, values, strict=True)):
+        levels.setdefault(score, []).append(value)
+    total, below = 0.0, 0
+    for level in levels.values():
+        chance = math.comb(below + len(level), k) - math.comb(below, k)
+        total += chance * sum(level) / len(level)
+        below += len(level)
+    return total / math.comb(len(scores), k)
+
+
 def standard_error(successes: int, n: int) -> float:
     """Standard error of a rate, sqrt(p (1 - p) / (n - 1)); use `wilson` for an interval (this is 0 at 0 of n)."""
     if not 0 <= successes <= n or n < 2:

@@ -45,14 +45,20 @@ COMMON = {"lr": 5e-3, "max_new_tokens": 3, "warmup_steps": 2, "lr_decay": "linea
 GROUPED = COMMON | {"prompts_per_step": 18, "group_size": 8, "entropy_coef": 0.02}
 SINGLE = COMMON | {"lr": 8e-3, "prompts_per_step": 144, "group_size": 1, "entropy_coef": 0.02}
 ACTOR_CRITIC = SINGLE | {"lr": 2e-3, "value_lr": 3e-3, "minibatches": 2, "value_warmup_steps": 1, "entropy_coef": 0.01}
+OFF_POLICY = {"minibatches": 2, "lr": 4e-3}  # the second update of a step meets ratios other than 1
 STEPS = 45
 CASES = {
     "grpo": ("grpo", GROUPED, 1),
     "dapo": ("dapo", GROUPED | {"overlong_buffer": 0, "refill_rounds": 1}, 1),
+    "dapo-answers": ("dapo", GROUPED | {"overlong_buffer": 0, "refill_rounds": 1, "refill_with": "answers"}, 1),
     "dr_grpo": ("dr_grpo", GROUPED, 1),
+    "gspo": ("gspo", GROUPED | OFF_POLICY | {"clip_low": 0.1, "clip_high": 0.15}, 1),
+    "cispo": ("cispo", GROUPED | OFF_POLICY | {"clip_high": 0.1}, 1),
     "rloo": ("rloo", GROUPED, 1),
     "reinforce": ("reinforce", SINGLE, 1),
     "reinforce_baseline": ("reinforce_baseline", SINGLE, 1),
+    "reinforce_pp": ("reinforce_pp", SINGLE | OFF_POLICY, 1),
+    "reinforce_pp_baseline": ("reinforce_pp_baseline", GROUPED | OFF_POLICY, 1),
     "ppo-token": ("ppo", ACTOR_CRITIC, 1),
     "ppo-turn": ("ppo", ACTOR_CRITIC | {"gae_level": "turn", "max_turns": 2}, 2),
 }

@@ -87,6 +87,11 @@ def trl_loss(module, mask, **settings):
     return loss.item(), torch.autograd.grad(loss, logp)[0], trainer._metrics["train"]
 
 
+def average(loss_BT, mask, aggregation, constant=None):
+    weights = mask * losses.sequence_weights(mask.sum(1), aggregation, constant=constant)[:, None]
+    return losses.weighted_sum(loss_BT, weights)
+
+
 def our_loss(mask, aggregation, kl_coef=0.0, entropy_coef=0.0):
     """The same from common.losses, on padded tensors."""
     mask = MASK * mask
@@ -94,11 +99,11 @@ def our_loss(mask, aggregation, kl_coef=0.0, entropy_coef=0.0):
     loss, ratio = losses.ppo_clip(logp, OLD, ADVANTAGES[:, None], 0.2, 0.28)
     if kl_coef:
         loss = loss + kl_coef * losses.kl(logp, REFERENCE, "k3")
-    total = losses.aggregate(loss, mask, aggregation, constant=LIMIT)
+    total = average(loss, mask, aggregation, constant=LIMIT)
     if entropy_coef:
-        total = total - entropy_coef * losses.aggregate(ENTROPY, mask, "token_mean")
+        total = total - entropy_coef * average(ENTROPY, mask, "token_mean")
     low, high = losses.clip_fractions(ratio, ADVANTAGES[:, None], 0.2, 0.28)
-    fractions = [losses.aggregate(x.float(), mask, "token_mean").item() for x in (low, high)]
+    fractions = [average(x.float(), mask, "token_mean").item() for x in (low, high)]
     return total.item(), torch.autograd.grad(total, logp)[0], fractions
 
 
@@ -117,6 +122,48 @@ def test_grpo_losses_equal_trl(loss_type, beta, tools):
     assert gradient.abs().max() > 1e-2
     assert fractions == pytest.approx([metrics["clip_ratio/low_mean"][0], metrics["clip_ratio/high_mean"][0]], abs=1e-6)
     assert min(fractions) > 0
+
+
+def our_surrogate(name, mask, aggregation, clip_low, clip_high):
+    """Loss, gradient and ratio of common.losses.surrogate on the packed tokens, as the loops call it."""
+    mask = (MASK * mask).bool()
+    logp, lengths = LOGP.clone().requires_grad_(), mask.sum(1)
+    pushed = ADVANTAGES.repeat_interleave(lengths)
+    loss_N, ratio_N = losses.surrogate(name, logp[mask], OLD[mask], pushed, lengths, clip_low, clip_high)
+    weights = losses.sequence_weights(lengths, aggregation, constant=LIMIT).repeat_interleave(lengths)
+    total = losses.weighted_sum(loss_N, weights)
+    cut = losses.clip_fractions(ratio_N, pushed, clip_low, clip_high)
+    return total.item(), torch.autograd.grad(total, logp)[0], cut, losses.sequence_weights(lengths, "seq_mean"), lengths
+
+
+@pytest.mark.parametrize("tools", [False, True], ids=["answers", "tool-spans"])
+@pytest.mark.parametrize("loss_type", NAMES)
+def test_gspo_equals_trl(loss_type, tools):
+    mask = TOOLS if tools else torch.ones_like(MASK)
+    settings = {"importance_sampling_level": "sequence", "epsilon_low": 0.1, "epsilon_high": 0.15}
+    value, gradient, metrics = trl_loss(grpo_trainer, mask, loss_type=loss_type, **settings)
+    ours, our_gradient, cut, share, lengths = our_surrogate("gspo", mask, NAMES[loss_type], 0.1, 0.15)
+    assert ours == pytest.approx(value, abs=1e-6)
+    assert torch.allclose(our_gradient, gradient, atol=1e-6)
+    assert gradient.abs().max() > 1e-2
+    fractions = [float((x * share.repeat_interleave(lengths)).sum()) for x in cut]  # TRL counts sequences
+    assert fractions == pytest.approx([metrics["clip_ratio/low_mean"][0], metrics["clip_ratio/high_mean"][0]], abs=1e-6)
+    assert sum(fractions) > 0
+
+
+@pytest.mark.parametrize("tools", [False, True], ids=["answers", "tool-spans"])
+@pytest.mark.parametrize("bound", [1.1, 5.0])
+def test_cispo_equals_trl(bound, tools):
+    """TRL's epsilon_high is the bound itself and not its distance from 1; it has no lower bound."""
+    mask = TOOLS if tools else torch.ones_like(MASK)
+    value, gradient, metrics = trl_loss(grpo_trainer, mask, loss_type="cispo", epsilon_high=bound)
+    ours, our_gradient, (low, high), _, _ = our_surrogate("cispo", mask, "token_mean", 1.0, bound - 1)
+    assert ours == pytest.approx(value, abs=1e-6)
+    assert torch.allclose(our_gradient, gradient, atol=1e-6)
+    assert (our_gradient[(MASK * mask).bool()] != 0).all()
+    assert high.float().mean().item() == pytest.approx(metrics["cispo_clip_ratio"][0], abs=1e-6)
+    assert not low.any()
+    assert high.any() == (bound < 2)
 
 
 def test_entropy_bonus_equals_trl():
@@ -142,7 +189,7 @@ def test_rloo_gradient_equals_trl_on_policy():
     theirs = torch.autograd.grad(rloo_trainer.RLOOTrainer._compute_loss(trainer, trainer.model, inputs), logp)[0]
     ours = LOGP.clone().requires_grad_()
     loss, _ = losses.ppo_clip(ours, ours.detach(), ADVANTAGES[:, None])
-    losses.aggregate(loss, MASK, "seq_sum_const", constant=1.0).backward()
+    average(loss, MASK, "seq_sum_const", constant=1.0).backward()
     assert torch.allclose(ours.grad, theirs, atol=1e-6)
 
 

@@ -253,6 +253,21 @@ def test_gae_over_adjacent_turns_and_rows_without_actions():
     assert a.tolist() == [[0, 0, 0]]
 
 
+def test_reward_to_go_skips_environment_tokens():
+    """REINFORCE++: the score 1 at the end, minus a penalty per token of the policy's own."""
+    rewards_BT, mask = row(-0.1, -0.2, 0, 0.7), row(1, 1, 0, 1)
+    assert_close(adv.reward_to_go(rewards_BT, mask)[0], [0.4, 0.5, 0, 0.7])
+    assert_close(adv.reward_to_go(rewards_BT, mask, 0.5)[0], [-0.025, 0.15, 0, 0.7])
+    assert_close(adv.reward_to_go(row(0, 0, 1, 0), row(1, 1, 0, 0), 0.5)[0], [0.5, 1, 0, 0])
+
+
+def test_whitened_reward_to_go_counts_every_token_once():
+    """Tokens 1, 1, 1 and 0: mean 3/4 and standard deviation 1/2, not those of the two episodes."""
+    mask = torch.tensor([[1, 1, 1], [1, 0, 0]])
+    a = adv.masked_whiten(adv.reward_to_go(torch.tensor([[0.0, 0, 1], [0, 5, 5]]) * mask, mask), mask)
+    assert_close(a.flatten(), [0.5, 0.5, 0.5, -1.5, 0, 0])
+
+
 def test_masked_whiten_values():
     x = torch.tensor([[1.0, 3.0, 99.0], [5.0, NAN, 99.0]])
     mask = torch.tensor([[1, 1, 0], [1, 0, 0]])

@@ -10,12 +10,16 @@ import pytest
 import yaml
 from omegaconf import OmegaConf
 
-from common import config
+from common import advantages, config, losses
+from common.algo import _ALGO_WORDS
 from common.config import ROOT, ConfigError, load_algo, scales
 from common.schema import build
 from scripts.experiment import folders, load
 
-PRESETS = ("grpo", "dapo", "dr_grpo", "rloo", "reinforce", "reinforce_baseline", "ppo")
+PRESETS = (
+    *("grpo", "dapo", "dr_grpo", "gspo", "cispo", "rloo", "reinforce", "reinforce_baseline"),
+    *("reinforce_pp", "reinforce_pp_baseline", "ppo", "dpo", "kto", "online_dpo"),
+)
 
 
 def key_paths(node: Any, annotation: Any = Any, path: tuple[str, ...] = ()) -> list[tuple[str, ...]]:
@@ -107,9 +111,13 @@ def test_each_key_has_a_comment_above() -> None:
         ("grpo", "grpo", "group_norm", "seq_mean"),
         ("dapo", "grpo", "group_norm", "token_mean"),
         ("dr_grpo", "dr_grpo", "group_centre", "seq_sum_const"),
+        ("gspo", "gspo", "group_norm", "seq_mean"),
+        ("cispo", "cispo", "group_norm", "token_mean"),
         ("rloo", "rloo", "rloo", "seq_sum_const"),
         ("reinforce", "reinforce", "reward", "seq_sum_const"),
         ("reinforce_baseline", "reinforce_baseline", "batch_centre", "seq_sum_const"),
+        ("reinforce_pp", "reinforce_pp", "reward_to_go", "token_mean"),
+        ("reinforce_pp_baseline", "reinforce_pp_baseline", "group_centre", "token_mean"),
         ("ppo", "ppo", "gae", "token_mean"),
     ],
 )
@@ -123,6 +131,44 @@ def test_dapo_is_grpo_with_its_four_changes() -> None:
     algo = load_algo("dapo")
     assert (algo.clip_low, algo.clip_high, algo.drop_zero_variance, algo.refill_rounds) == (0.2, 0.28, True, 3)
     assert (algo.overlong_buffer, algo.overlong_penalty, algo.kl_coef) == (16, 1.0, 0.0)
+
+
+def test_every_preset_is_tested() -> None:
+    assert {path.stem for path in (ROOT / "conf" / "algo").glob("*.yaml")} == set(PRESETS)
+
+
+def test_words_of_the_configuration_are_those_of_the_functions() -> None:
+    for key, words in {
+        "policy_loss": losses.SURROGATES,
+        "loss_agg": losses.AGGREGATIONS,
+        "kl_estimator": losses.KL_ESTIMATORS,
+        "advantage": (*advantages.ESTIMATORS, "reward_to_go", "gae"),
+    }.items():
+        assert _ALGO_WORDS[key] == words, key
+
+
+@pytest.mark.parametrize(
+    ("preset", "policy_loss", "clip_low", "clip_high", "whiten", "kl"),
+    [
+        ("grpo", "ppo_clip", 0.2, 0.2, False, (0.0, "k3", "loss")),
+        ("gspo", "gspo", 3e-4, 4e-4, False, (0.0, "k3", "loss")),
+        ("cispo", "cispo", 1.0, 4.0, False, (0.0, "k3", "loss")),
+        ("reinforce_pp", "ppo_clip", 0.2, 0.2, True, (0.01, "k1", "reward")),
+        ("reinforce_pp_baseline", "ppo_clip", 0.2, 0.2, True, (0.01, "k2", "loss")),
+        ("ppo", "ppo_clip", 0.2, 0.2, True, (0.0, "k3", "loss")),
+    ],
+)
+def test_what_the_presets_bound(
+    preset: str, policy_loss: str, clip_low: float, clip_high: float, whiten: bool, kl: tuple
+) -> None:
+    algo = load_algo(preset)
+    assert (algo.policy_loss, algo.clip_low, algo.clip_high, algo.whiten) == (policy_loss, clip_low, clip_high, whiten)
+    assert (algo.kl_coef, algo.kl_estimator, algo.kl_in) == kl
+
+
+def test_k1_stays_allowed_in_the_reward_and_where_no_kl_acts() -> None:
+    assert load_algo("grpo", {"kl_coef": 0.1, "kl_estimator": "k1", "kl_in": "reward"}).kl_estimator == "k1"
+    assert load_algo("grpo", {"kl_estimator": "k1"}).kl_coef == 0.0
 
 
 def test_layers_win_from_left_to_right_and_null_keeps() -> None:
@@ -146,6 +192,12 @@ def test_layers_win_from_left_to_right_and_null_keeps() -> None:
         ("ppo", {"advantage": "rloo"}, "algo.advantage=rloo with algo.name=ppo"),
         ("ppo", {"drop_zero_variance": True}, "algo.drop_zero_variance=true with algo.advantage=gae"),
         ("grpo", {"refill_rounds": 2}, "algo.refill_rounds=2: needs algo.drop_zero_variance=true"),
+        ("grpo", {"refill_with": "answers"}, "algo.refill_with=answers with algo.refill_rounds=0: needs at least 1 round"),
+        ("grpo", {"kl_coef": 0.1, "kl_estimator": "k1"}, "algo.kl_estimator=k1 with algo.kl_in=loss: the mean gradient of k1"),
+        ("ppo", {"kl_coef": 0.1, "kl_estimator": "k1"}, "allowed are k2 or k3 in the loss, or algo.kl_in=reward"),
+        ("gspo", {"policy_loss": "gpso"}, "algo.policy_loss=gpso: allowed are ppo_clip, gspo, cispo.*Did you mean `gspo`"),
+        ("reinforce_pp", {"drop_zero_variance": True}, "algo.drop_zero_variance=true with algo.advantage=reward_to_go"),
+        ("ppo", {"value_clip": -0.1}, "algo.value_clip=-0.1: must be at least 0"),
         ("grpo", {"minibatches": 3}, "algo.minibatches=3: must divide the 512 episodes of a step"),
         ("dapo", {"overlong_buffer": 65}, "algo.overlong_buffer=65: must be at most max_new_tokens=64"),
         ("grpo", {"betas": [0.9]}, "algo.betas=\\[0.9\\]: must hold 2 values"),

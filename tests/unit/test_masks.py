@@ -48,6 +48,8 @@ CASES = {
     "grpo": GRPO,
     "grpo-kl-entropy": dataclasses.replace(GRPO, kl_coef=0.1, entropy_coef=0.01, loss_agg="seq_mean"),
     "grpo-two-epochs": dataclasses.replace(GRPO, epochs=2, loss_agg="seq_sum_const"),
+    "gspo": dataclasses.replace(GRPO, policy_loss="gspo", loss_agg="seq_mean", epochs=2, clip_low=0.9, clip_high=9.0),
+    "cispo": dataclasses.replace(GRPO, policy_loss="cispo", epochs=2, clip_low=1.0, clip_high=0.1),
     "ppo-token": PPO,
     "ppo-turn": dataclasses.replace(PPO, gae_level="turn", entropy_coef=0.01),
     "ppo-kl": dataclasses.replace(PPO, kl_coef=0.1, kl_estimator="k2"),
@@ -67,6 +69,7 @@ def run_update(algo, model, batch, made, rewards=None):
     else:
         optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
         a = advantages.group_norm(torch.tensor([e.reward for e in made]), torch.tensor([e.group for e in made]))
+        a = a[:, None] * batch.mask_BT
         grpo.update(model, reference, optimizer, batch, a, torch.ones(len(made), dtype=torch.bool), algo, 0, 0, meter)
     return meter
 
@@ -177,7 +180,8 @@ def test_L11_minibatches_share_no_denominator():
 
     model = build_model()
     a = torch.tensor([1.0, -0.5, 2.0, -1.0, 0.7])
-    grpo.update(model, None, Spy(model.parameters(), lr=0.0), batch, a, torch.ones(5).bool(), algo, 3, 0, Meter(1))
+    optimizer, a_BT = Spy(model.parameters(), lr=0.0), a[:, None] * batch.mask_BT
+    grpo.update(model, None, optimizer, batch, a_BT, torch.ones(5).bool(), algo, 3, 0, Meter(1))
     order = torch.from_numpy(grpo.rng(3, "minibatch", 0, 0).permutation(5))
     assert len(gradients) == 2
     for rows, seen in zip(order.tensor_split(2), gradients, strict=True):
@@ -263,17 +267,30 @@ def test_L26_ratio_of_an_on_policy_batch_with_tool_spans_is_one():
     algo = dataclasses.replace(GRPO, epochs=2)
     sums = defaultdict(float)
     n = len(out.logp_N)
-    loss = loop.policy_loss(out, batch.logp_BT[batch.mask_BT], torch.ones(n), torch.full((n,), 1 / n), None, algo, sums)
+    sampler, ones, share, lengths = batch.logp_BT[batch.mask_BT], torch.ones(n), torch.full((n,), 1 / n), batch.mask_BT.sum(1)
+    loss = loop.policy_loss(out, sampler, ones, share, lengths, None, algo, sums)
     assert loss.item() == pytest.approx(-1.0, abs=1e-6)
     assert sums["kl/old"] == 0.0
     assert sums["ratio/clip_low_frac"] == sums["ratio/clip_high_frac"] == 0
+
+
+@pytest.mark.parametrize(("name", "low", "high"), [("ppo_clip", 0, 2), ("gspo", 0, 3), ("cispo", 1, 2)])
+def test_clip_metrics_count_what_each_surrogate_cuts(name, low, high):
+    """Two episodes of three and two tokens; A = 1 in the first, whose mean ratio is high, and -1 and 1 in the second."""
+    ratio, pushed = torch.tensor([2.0, 1.0, 1.5, 0.5, 1.0]), torch.tensor([1.0, 1.0, 1.0, 1.0, -1.0])
+    out = policy.TokenOutputs(ratio.log(), torch.zeros(5), torch.zeros(5, 1))
+    algo = dataclasses.replace(GRPO, policy_loss=name, epochs=2)
+    sums = defaultdict(float)
+    loop.policy_loss(out, torch.zeros(5), pushed, torch.full((5,), 0.2), torch.tensor([3, 2]), None, algo, sums)
+    # The second episode's mean ratio, sqrt(0.5), is too low, and so it is for its token with A < 0 alone.
+    assert (sums["ratio/clip_low_frac"], sums["ratio/clip_high_frac"]) == (low + (name == "gspo"), high)
 
 
 def test_L20_turn_rewards_lie_on_the_last_token_of_their_turn():
     made = [episode("PPAAEAEE", 0, 1.0), episode("PAEEAA", 0, 0.5)]
     made[0].turn_rewards, made[1].turn_rewards = [0.25, 1.0], [0.1, 0.5]
     algo = dataclasses.replace(PPO, overlong_buffer=8, max_new_tokens=8)
-    rewards_BT = ppo.token_rewards(made, collate(made, 0), algo)
+    rewards_BT = loop.token_rewards(made, collate(made, 0), algo)
     assert rewards_BT[0].tolist() == pytest.approx([0, 0, 0, 0.25, 0, 1.0 - 0.25, 0, 0])
     assert rewards_BT[1].tolist() == pytest.approx([0, 0.1, 0, 0, 0, 0.5 - 0.25, 0, 0])
 
@@ -286,7 +303,8 @@ def test_zero_advantage_episodes_are_not_forwarded_but_counted():
     def gradient(rows_forwarded):
         model.zero_grad()
         meter = Meter(1)
-        grpo.update(model, None, torch.optim.SGD(model.parameters(), lr=0.0), batch, a, torch.ones(6).bool(), GRPO, 0, 0, meter)
+        optimizer, a_BT = torch.optim.SGD(model.parameters(), lr=0.0), a[:, None] * batch.mask_BT
+        grpo.update(model, None, optimizer, batch, a_BT, torch.ones(6).bool(), GRPO, 0, 0, meter)
         assert meter.tokens_trained == sum(len(made[b].ids) - 1 for b in rows_forwarded)
         return model.model.layers[0].mlp.up_proj.weight.grad.clone()
 
@@ -296,6 +314,15 @@ def test_zero_advantage_episodes_are_not_forwarded_but_counted():
     loss = -(out.logp_N * a.repeat_interleave(batch.mask_BT.sum(1))).sum() / batch.mask_BT.sum()
     loss.backward()
     assert torch.allclose(seen, model.model.layers[0].mlp.up_proj.weight.grad, atol=1e-6)
+
+
+@pytest.mark.parametrize(("temperature", "expected"), [(0.6, -0.2025731), (1.0, -0.40760596)])
+def test_L15_logits_are_divided_not_logprobs(temperature, expected):
+    """Logits 2, 1 and 0 for the one token that the policy wrote, the first of the three."""
+    model = Counting()
+    model.head.weight.data = torch.tensor([2.0, 1.0, 0.0] + [-1e9] * 7)[:, None].expand(10, 10)
+    made = [Episode([5, 0], [0, 1], [0.0] * 2, [-1, 0], 1, {}, 0)]
+    assert policy.score_tokens(model, collate(made, 0), temperature).logp_N.item() == pytest.approx(expected, abs=1e-6)
 
 
 @pytest.mark.parametrize("temperature", [0.6, 1.0, 1.3])

@@ -29,6 +29,11 @@ def load(module, folder, old=None, new=None):
     return copy
 
 
+def average(m, loss, mask, aggregation, constant=None):
+    weights = mask * m.sequence_weights(mask.sum(1), aggregation, constant=constant)[:, None]
+    return m.weighted_sum(loss, weights).item()
+
+
 def losses_values(m):
     """name -> numbers computed with the module `m`, one entry per rule that must hold."""
     mask = torch.tensor([[1, 1, 0, 0, 0, 0], [1] * 6])
@@ -36,23 +41,36 @@ def losses_values(m):
     ratio, signs = torch.tensor([1.5, 1.5, 0.5, 0.5, 1.25]), torch.tensor([1.0, -1.0, 1.0, -1.0, 1.0])
     clipped, seen = m.ppo_clip(ratio.log(), torch.zeros(5), signs, 0.2, 0.28)
     low, high = m.clip_fractions(seen, signs, 0.2, 0.28)
-    logits, broken = torch.tensor([2.0, 1.0, 0.0]), torch.tensor([[0.2, math.nan]])
+    broken, absent = torch.tensor([[0.2, math.nan]]), torch.log_softmax(torch.tensor([1.0, -math.inf, 3.0]), 0)
+    ratios, lengths = torch.tensor([1.2, 0.9, 0.5, 1.0, 1.6]), torch.tensor([2, 3])
+    leaf, weighted = ratios.log().requires_grad_(), torch.full((3,), -0.5, requires_grad=True)
+    sequence, s = m.gspo(leaf, torch.zeros(5), torch.tensor([1.0, 1, -1, -1, -1]), lengths, 0.04, 0.05)
+    bounded, _ = m.cispo(weighted, -0.5 - torch.tensor([1.5, 0.5, 1.1]).log(), torch.tensor([1.0, -1.0, 2.0]), 0.2, 0.3)
+    (sequence.sum() + bounded.sum()).backward()
+    names = [m.surrogate(name, weighted, torch.zeros(3), seen[:3], lengths[1:], 0.2, 0.3)[0] for name in m.SURROGATES]
     v, old, target = torch.tensor([0.9, 0.9, 0.1]), torch.tensor([0.5, 0.5, 0.0]), torch.tensor([1.0, 0.0, 1.0])
     pair = torch.tensor([-0.5]), torch.tensor([-2.0])
     return {
-        "token_mean": [m.aggregate(loss, mask, "token_mean").item(), 0.3],
-        "seq_mean": [m.aggregate(loss, mask, "seq_mean").item(), 0.4],
-        "seq_sum_const": [m.aggregate(loss, mask, "seq_sum_const", constant=8).item(), 0.15],
-        "empty row": [m.aggregate(loss, mask * torch.tensor([[0], [1]]), "seq_mean").item(), 0.2],
-        "broken padding": [m.aggregate(broken, torch.tensor([[1, 0]]), "seq_mean").item(), 0.2],
+        "token_mean": [average(m, loss, mask, "token_mean"), 0.3],
+        "seq_mean": [average(m, loss, mask, "seq_mean"), 0.4],
+        "seq_sum_const": [average(m, loss, mask, "seq_sum_const", constant=8), 0.15],
+        "empty row": [average(m, loss, mask * torch.tensor([[0], [1]]), "seq_mean"), 0.2],
+        "broken padding": [average(m, broken, torch.tensor([[1, 0]]), "seq_mean"), 0.2],
         "clip": [*clipped.tolist(), -1.28, 1.5, -0.5, 0.8, -1.25],
         "clip low": [*low.float().tolist(), 0, 0, 0, 1, 0],
         "clip high": [*high.float().tolist(), 1, 0, 0, 0, 0],
+        "gspo": [*sequence.tolist(), -1.03923048, -1.03923048, 0.96, 0.96, 0.96],
+        "gspo slope": [*leaf.grad.tolist(), -1.03923048, -1.03923048, 0, 0, 0],
+        "gspo ratio": [*s.tolist(), *[1.03923048] * 2, *[0.92831777] * 3],
+        "gspo default": [m.gspo(torch.tensor([0.1]), torch.zeros(1), torch.ones(1), lengths[:1] - 1)[0].item(), -1.0004],
+        "cispo": [*bounded.tolist(), 0.65, -0.4, 1.1],
+        "cispo slope": [*weighted.grad.tolist(), -1.3, 0.8, -2.2],
+        "cispo default": [m.cispo(torch.tensor([0.1]), torch.tensor([-3.0]), torch.ones(1))[0].item(), -0.5],
+        "by name": [*[x[2].item() for x in names], -0.30326533, -0.30326533, 0.2],
         "k1": [m.kl(*pair, "k1").item(), 1.5],
         "k2": [m.kl(*pair, "k2").item(), 1.125],
         "k3": [m.kl(*pair, "k3").item(), 0.72313016],
-        "logp": [m.token_logprobs_from_logits(logits, torch.tensor(0), 0.6).item(), -0.2025731],
-        "entropy": [m.entropy_from_logits(torch.tensor([1.0, -math.inf, 3.0])).item(), 0.36533386],
+        "entropy": [m.entropy_from_logprobs(absent).item(), 0.36533386],
         "value": [*m.value_loss(v, old, target, 0.2).tolist(), 0.045, 0.405, 0.405],
         "plain value": [*m.value_loss(v, old, target).tolist(), 0.005, 0.405, 0.405],
         "sft": [m.sft_loss(loss, mask).item(), -0.3],
@@ -70,6 +88,7 @@ def advantages_values(m):
     end, zeros = torch.tensor([[0.0, 0, 0, 0, 0, 1]]), torch.zeros(1, 6)
     r, v, all3 = torch.ones(1, 3), 2 * torch.ones(1, 3), torch.ones(1, 3)
     flags = torch.tensor([False, True, True]), torch.tensor([True, False, True])
+    steps = torch.tensor([[-0.1, -0.2, 0.0, 0.7]])
     cut = m.gae(r, v, all3, gamma=0.9, lam=0.95, bootstrap_B=torch.tensor([3.0]))
     turns = m.gae(end, zeros + 0.5, mask, gamma=0.9, lam=0.8, turn_BT=turn)
     return {
@@ -96,6 +115,8 @@ def advantages_values(m):
         "bootstrap": [*m.bootstrap_values(torch.full((3,), 3.0), *flags).tolist(), 3, 0, 0],
         "turns": [*turns[0][0, [1, 4, 5]].tolist(), 0.31, 0.5, 0.5],
         "turn actions": [*turns[2][0].float().tolist(), 1, 0, 0, 0, 1, 0],
+        "reward to go": [*m.reward_to_go(steps, steps != 0).flatten().tolist(), 0.4, 0.5, 0, 0.7],
+        "discounted": [*m.reward_to_go(steps, steps != 0, 0.5).flatten().tolist(), -0.025, 0.15, 0, 0.7],
         "whiten": [*m.masked_whiten(torch.tensor([1.0, 3, 5, 99]), torch.tensor([1, 1, 1, 0])).tolist(), -1, 0, 1, 0],
     }
 
@@ -118,19 +139,30 @@ LOSSES = [
     ("(logp - old_logp).exp()", "(old_logp - logp).exp()"),
     ("(ratio < 1 - clip_low) & (advantages < 0)", "(ratio < 1 - clip_low) & (advantages > 0)"),
     ("(ratio > 1 + clip_high) & (advantages > 0)", "(ratio > 1 + clip_low) & (advantages > 0)"),
-    ("mask_BT * sequence_weights", "sequence_weights"),
     ("/ length_B.sum().clamp(min=1)", "/ length_B.numel()"),
     ("1 / (sequences * length_B.clamp(min=1))", "1 / length_B.clamp(min=1)"),
     ("/ (sequences * constant)", "/ constant"),
     ("(length_B > 0).sum()", "(length_B >= 0).sum()"),
     ("torch.where(weights != 0, x * weights, 0.0)", "(x * weights)"),
+    ("(logp_N - old_logp_N).detach()", "(old_logp_N - logp_N).detach()"),
+    ("total_B / length_B.clamp(min=1)", "total_B"),
+    ("(mean_N + logp_N - logp_N.detach()", "(mean_N + logp_N.detach() - logp_N"),
+    ("(mean_N + logp_N - logp_N.detach()", "(logp_N"),
+    (
+        "torch.zeros_like(mean_N), advantages_N, clip_low, clip_high",
+        "torch.zeros_like(mean_N), advantages_N, clip_high, clip_low",
+    ),
+    ("clip_high: float = 4e-4", "clip_high: float = 0.2"),
+    ("(logp - old_logp).exp().detach()", "(logp - old_logp).exp()"),
+    ("return -ratio.clamp(1 - clip_low, 1 + clip_high)", "return ratio.clamp(1 - clip_low, 1 + clip_high)"),
+    ("-ratio.clamp(1 - clip_low, 1 + clip_high)", "-ratio.clamp(1 - clip_high, 1 + clip_low)"),
+    ("-ratio.clamp(1 - clip_low, 1 + clip_high)", "-ratio.clamp(max=1 + clip_high)"),
+    ("-ratio.clamp(1 - clip_low, 1 + clip_high)", "-ratio"),
+    ("clip_high: float = 4.0", "clip_high: float = 5.0"),
+    ("return cispo(", "return ppo_clip("),
     ("difference = logp - ref_logp", "difference = ref_logp - logp"),
     ("(-difference).exp() - 1 + difference", "difference.exp() - 1 - difference"),
     ("0.5 * difference**2", "difference**2"),
-    (
-        "logits.float() / temperature, dim=-1)\n    return logp_V",
-        "logits.float(), dim=-1) / temperature\n    return logp_V",
-    ),
     (".clamp(min=torch.finfo(logp_V.dtype).min)", ""),
     ("return -(logp_V.exp()", "return (logp_V.exp()"),
     ("torch.maximum(squared", "torch.minimum(squared"),
@@ -159,6 +191,9 @@ ADVANTAGES = [
     ("bootstrap_B.double()[:, None]", "0.0"),
     ("advantages_BT + values_BT", "advantages_BT"),
     ("mask_BT & (turn_BT != before_BT)", "mask_BT"),
+    ("mask_BT, gamma=gamma, lam=1.0)", "mask_BT, gamma=1.0, lam=1.0)"),
+    ("mask_BT, gamma=gamma, lam=1.0)", "mask_BT, gamma=gamma, lam=0.95)"),
+    ("gae(rewards_BT, torch.zeros_like(rewards_BT), mask_BT", "gae(rewards_BT, rewards_BT, mask_BT"),
     ("values_N = x_BT[mask_BT]", "values_N = x_BT.flatten()"),
     ("(x_BT - values_N.mean())", "x_BT"),
 ]

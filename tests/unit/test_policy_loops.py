@@ -1,6 +1,7 @@
 """The GRPO and PPO loops as programs: resume, determinism, sampling rounds, references, schedules, compute counts."""
 
 import dataclasses
+import math
 
 import gymnasium
 import pytest
@@ -40,7 +41,8 @@ class Game(gymnasium.Env):
 
     def step(self, action):
         score = self.task.get("always", float(WORDS[self.task["word"]] in action))
-        return "", score, True, False, {"success": score > 0.5, "reason": "letter", "parts": {"letter": score}}
+        reward = math.nan if self.task.get("unscored") else score
+        return "", reward, True, False, {"success": score > 0.5, "reason": "letter", "parts": {"letter": score}}
 
 
 def task_at(step, n):
@@ -156,7 +158,8 @@ def test_L01_kl_acts_on_flat_groups_only_when_they_stay_in_the_batch():
     batch = collate(episodes, TOKENIZER.pad_token_id)
     algo = dataclasses.replace(GRPO, kl_coef=0.1, drop_zero_variance=False, grad_clip=1e9)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
-    grpo.update(model, reference, optimizer, batch, torch.zeros(4), torch.ones(4).bool(), algo, 0, 0, Meter(1))
+    a_BT = torch.zeros(batch.mask_BT.shape)
+    grpo.update(model, reference, optimizer, batch, a_BT, torch.ones(4).bool(), algo, 0, 0, Meter(1))
     seen = model.lm_head.weight.grad.clone()
     model.zero_grad()
     logp_N = policy.score_tokens(model, batch, 1.0).logp_N
@@ -178,6 +181,123 @@ def test_refill_rounds_replace_groups_without_spread(tmp_path):
     assert refilled[1].tokens_trained > 0
     assert refilled[1].tokens_forward > plain.tokens_forward
     assert refilled[2][0]["reward/letter"] == refilled[2][0]["score/mean"]
+
+
+class Told:
+    """An episode as far as `refill` looks at it."""
+
+    def __init__(self, group, success):
+        self.group, self.success = group, success
+
+
+def told(*groups):
+    """Four answers per group, the given number of them right; groups that are all right or all wrong are not kept."""
+    made = [Told(group, answer < right) for group, right in enumerate(groups) for answer in range(4)]
+    return made, torch.tensor([0 < right < 4 for right in groups]).repeat_interleave(4)
+
+
+def test_refill_with_prompts_asks_for_new_prompts_until_enough_groups_are_kept():
+    algo = dataclasses.replace(GRPO, refill_rounds=3)
+    assert grpo.refill(*told(0, 4, 1, 2), 1, algo) == [4, 5, 6, 7]
+    assert grpo.refill(*told(0, 4, 1, 2), 2, algo) == [8, 9, 10, 11]
+    assert grpo.refill(*told(3, 3, 1, 2), 1, algo) == []
+
+
+def test_refill_with_answers_asks_for_more_of_the_prompts_of_middling_difficulty():
+    algo = dataclasses.replace(GRPO, refill_rounds=3, refill_with="answers")
+    assert grpo.refill(*told(0, 4, 1, 2), 1, algo) == [3, 2]
+    assert grpo.refill(*told(0, 3, 1, 2), 1, algo) == [3]
+    assert grpo.refill(*told(3, 3, 1, 2), 1, algo) == []
+    assert grpo.refill(*told(0, 4, 0, 4), 1, algo) == []
+    made = [Told(0, answer < 1) for answer in range(8)]  # one in eight is below 20 %
+    assert grpo.refill(made, torch.ones(8).bool(), 1, algo) == []
+
+
+def test_refill_with_answers_makes_groups_larger_and_takes_no_further_prompt():
+    algo = dataclasses.replace(GRPO, refill_rounds=2, refill_with="answers", prompts_per_step=6, max_new_tokens=6)
+    asked = []
+
+    def half_flat(step, n):
+        asked.append(n)
+        return [{"word": i % 4} | ({"always": 0.3} if i < 3 else {}) for i in range(n)]
+
+    batch, a_BT, keep_B, _ = grpo.collect(build_model(), None, TOKENIZER, Game, half_flat, algo, 0, 1, Meter(1))
+    assert len(asked) > 1
+    assert max(asked) == 6
+    assert (len(keep_B), int(keep_B.sum())) == (36, 24)
+    sizes = []
+    for word in (3, 0, 1):  # the tasks whose score depends on the answer
+        shown = batch.ids_BT[:, 1] == TOKENIZER.convert_tokens_to_ids(WORDS[word])
+        rows = keep_B & shown
+        sizes.append(int(rows.sum()))
+        first_B = a_BT[rows].gather(1, batch.mask_BT[rows].int().argmax(1, keepdim=True))[:, 0]
+        assert float(first_B.sum()) == pytest.approx(0.0, abs=1e-4)
+        assert first_B.abs().max() > 0.5
+    assert sum(sizes) == 24
+    assert max(sizes) > 4
+    assert all(size % 4 == 0 for size in sizes)
+
+
+def test_reinforce_pp_advantages_are_whitened_rewards_to_go_with_kl_at_each_token():
+    model, reference = build_model(), build_decoder(SHAPE, TOKENIZER, 1)
+    keys = {"prompts_per_step": 8, "group_size": 2, "max_new_tokens": 4, "kl_coef": 0.5, "minibatches": 2}
+    algo = load_algo("reinforce_pp", keys)
+    batch, a_BT, keep_B, metrics = grpo.collect(model, reference, TOKENIZER, Game, task_at, algo, 0, 0, Meter(1))
+    assert keep_B.all()
+    ref_BT = policy.reference_logprobs(model, reference, batch, 1.0)
+    scores, returns = [], []
+    for b, (ids, mask) in enumerate(zip(batch.ids_BT, batch.mask_BT, strict=True)):
+        text = TOKENIZER.decode(ids[mask], skip_special_tokens=True)
+        scores.append(float(WORDS[(b // 2) % 4] in text))
+        penalties = (0.5 * (batch.logp_BT[b] - ref_BT[b]))[mask].tolist()
+        returns.append([scores[-1] - sum(penalties[t:]) for t in range(len(penalties))])
+    flat = torch.tensor([x for row in returns for x in row])
+    assert torch.allclose(a_BT[batch.mask_BT], (flat - flat.mean()) / flat.std(), atol=1e-4)
+    assert a_BT[~batch.mask_BT].abs().max() == 0.0
+    assert metrics["score/mean"] == pytest.approx(sum(scores) / 16)
+    assert 0 < metrics["score/mean"] < 1
+
+
+def test_reinforce_pp_baseline_whitens_what_the_group_mean_leaves():
+    keys = {"prompts_per_step": 4, "group_size": 4, "max_new_tokens": 4}
+    algo = load_algo("reinforce_pp_baseline", keys)
+    batch, a_BT, _, _ = grpo.collect(build_model(), None, TOKENIZER, Game, task_at, algo, 0, 0, Meter(1))
+    plain = load_algo("reinforce_pp_baseline", keys | {"whiten": False})
+    _, centred_BT, _, _ = grpo.collect(build_model(), None, TOKENIZER, Game, task_at, plain, 0, 0, Meter(1))
+    assert torch.allclose(centred_BT.sum(0)[batch.mask_BT.all(0)], torch.zeros(1), atol=1e-6)
+    x_N = centred_BT[batch.mask_BT]
+    assert torch.allclose(a_BT[batch.mask_BT], (x_N - x_N.mean()) / x_N.std(), atol=1e-5)
+    assert x_N.std() > 0.1
+
+
+@pytest.mark.parametrize("preset", ["grpo", "reinforce_pp", "ppo"])
+def test_L23_an_unscored_episode_teaches_nothing(preset, tmp_path):
+    def tasks(step, n):
+        return [{"word": i % 4} | ({"unscored": True} if i < 4 else {}) for i in range(n)]
+
+    keys = {"prompts_per_step": 8, "group_size": 2, "max_new_tokens": 4, "value_warmup_steps": 0, "minibatches": 2}
+    model, meter, _ = train(load_algo(preset, keys), tmp_path, 2, tasks=tasks)
+    assert weights(model).isfinite().all()
+    assert not torch.equal(weights(model), weights(build_model()))
+    assert meter.tokens_trained > 0
+
+
+PPO_KEYS = {"gae_level": "turn", "lam": 0.5, "gamma": 0.9, "whiten": True, "value_clip": 1e-3, "value_coef": 5.0}
+
+
+@pytest.mark.parametrize("key", PPO_KEYS)
+def test_each_key_of_ppo_changes_the_run(key, tmp_path):
+    base = dataclasses.replace(PPO, value_clip=0.0, value_warmup_steps=0)
+    plain, _, rows = train(base, tmp_path / "plain", 2)
+    other, _, other_rows = train(dataclasses.replace(base, **{key: PPO_KEYS[key]}), tmp_path / "other", 2)
+    assert not torch.equal(weights(plain), weights(other))
+    assert rows[0]["score/mean"] == other_rows[0]["score/mean"]
+
+
+def test_a_value_clip_of_zero_is_none_and_a_wide_one_acts_the_same(tmp_path):
+    off, _, _ = train(dataclasses.replace(PPO, value_clip=0.0), tmp_path / "off", 3)
+    wide, _, _ = train(dataclasses.replace(PPO, value_clip=1e6), tmp_path / "wide", 3)
+    assert torch.equal(weights(off), weights(wide))
 
 
 def test_kl_in_the_reward_uses_the_start_policy_and_is_zero_before_the_first_update(tmp_path):

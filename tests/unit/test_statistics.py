@@ -9,6 +9,7 @@ import pytest
 from common.statistics import (
     Estimate,
     Sample,
+    best_of_k,
     difference,
     estimate,
     group_mean,
@@ -63,6 +64,34 @@ def test_e02_pass_at_k_is_per_problem_and_never_pooled():
     assert mean_pass_at_k([(10, 0), (10, 10)], 5) == 0.5
     values = [mean_pass_at_k([(10, 1), (10, 4)], k) for k in range(1, 11)]
     assert values == sorted(values)
+
+
+def test_best_of_k_reference_values():
+    assert best_of_k([0.0, 1.0, 2.0, 3.0], 1) == 1.5
+    assert best_of_k([3.0, 0.0, 2.0, 1.0], 2) == pytest.approx((1 + 2 * 2 + 3 * 3) / 6)
+    assert best_of_k([3.0, 0.0, 2.0, 1.0], 4) == 3.0
+    assert best_of_k([1.0, 2.0], 3) is None
+    assert best_of_k([1, 1, 0, 0], 2, [0.0, 1.0, 5.0, 5.0]) == pytest.approx((5 * 0.5 + 1 * 5) / 6)
+    for scores, k, values in (([1.0], 0, None), ([1.0, 2.0], 1, [1.0])):
+        with pytest.raises(ValueError, match="best of k needs"):
+            best_of_k(scores, k, values)
+
+
+def test_best_of_k_equals_enumeration_of_all_subsets():
+    generator = np.random.default_rng(0)
+    for n in range(1, 8):
+        scores, values = generator.normal(size=n).tolist(), generator.normal(size=n).tolist()
+        for k in range(1, n + 1):
+            picked = [values[max(draw, key=scores.__getitem__)] for draw in combinations(range(n), k)]
+            assert best_of_k(scores, k, values) == pytest.approx(sum(picked) / len(picked), abs=1e-12)
+        for c in range(n + 1):
+            assert best_of_k([1] * c + [0] * (n - c), k) == pytest.approx(pass_at_k(n, c, k), abs=1e-12)
+
+
+def test_best_of_k_by_a_wrong_scorer_can_fall():
+    """Over-optimisation in one line: the answer the proxy likes most is the worst."""
+    proxy, true = [1.0, 2.0, 3.0, 4.0], [0.0, 1.0, 1.0, -1.0]
+    assert [best_of_k(proxy, k, true) for k in (1, 2, 4)] == pytest.approx([0.25, 0.0, -1.0])
 
 
 def test_e03_standard_errors_belong_to_their_estimator():
