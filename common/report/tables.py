@@ -80,12 +80,9 @@ def requirement(finding: Finding, claims: Claims) -> str:
         words += f" minus {_place(rest[0], claims)}{extra}"
     low, high = ("0" if end == 0 else number(end, unit, bool(rest)) if math.isfinite(end) else "" for end in test.bounds)
     if test.kind == "within":
-        open_ends = {
-            low if test.low is None else "": f"at most {high}",
-            high if test.high is None else "": f"at least {low}",
-        }
-        open_ends.pop("", None)
-        return f"{words} {next(iter(open_ends.values()), f'from {low} to {high}')}"
+        if test.low is None:
+            return f"{words} at most {high}"
+        return f"{words} at least {low}" if test.high is None else f"{words} from {low} to {high}"
     return f"{words} {'>' if test.direction == 'greater' else '<'} {low if test.direction == 'greater' else high}"
 
 
