@@ -17,6 +17,7 @@ from typing import Any
 
 from common.files import read_json, read_json_lines, strict_json, write_json, write_json_lines
 from common.jobs import Cell, Failure, cell_folder, headline
+from common.records import NOT_FINISHED
 from common.runlog import distinct_rows, newest_records, peak_memory_mb, warn
 from common.stages import STAGE_FILE, plain
 
@@ -213,9 +214,7 @@ def collect(
     done = [cell for cell in cells if (folders[cell] / "DONE").exists()]
     errors = {failure.name: headline(failure.error) for failure in failures}
     failed = [
-        {"arm": cell.arm, "seed": cell.seed, "error": errors.get(cell.name, "not finished")}
-        for cell in cells
-        if cell not in done
+        {"arm": cell.arm, "seed": cell.seed, "error": errors.get(cell.name, NOT_FINISHED)} for cell in cells if cell not in done
     ]
     if not done:
         raise RuntimeError(f"No cell of {run_folder} has finished, so no result was written: {failed[:3]}")

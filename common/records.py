@@ -16,6 +16,8 @@ from common.statistics import Sample
 
 Record = dict[str, Any]
 
+NOT_FINISHED = "not finished"  # what provenance.json says of a cell that neither ended nor failed
+
 
 @dataclass(frozen=True)
 class Point:

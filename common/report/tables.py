@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from common.claims import Claims, Discrepancy, Finding, Row
-from common.records import Point, Record, ordered, rows_at, sample_of
+from common.records import NOT_FINISHED, Point, Record, ordered, rows_at, sample_of
 from common.report.text import NOT_AVAILABLE, basis, cell, interval, number, plural
 from common.statistics import MIN_SEEDS, difference, estimate
 
@@ -40,9 +40,10 @@ def measured(records: Sequence[Record], point: Point, claims: Claims, provenance
     unit = claims.metric(point.metric).unit
     sample = sample_of(rows)
     total, have = max(len(rows), cells_of(provenance, point.arm)[1]), len(sample.values)
-    failed = total - len(rows)
+    waiting = sum(c["arm"] == point.arm and c["error"] == NOT_FINISHED for c in provenance.get("failed", []))
+    failed = total - len(rows) - waiting
     undefined = [row for row in rows if row["value"] is None]
-    notes = [f"{failed} failed"] if failed else []
+    notes = [f"{count} {word}" for count, word in ((failed, "failed"), (waiting, NOT_FINISHED)) if count]
     if undefined:
         reasons = ", ".join(sorted({row.get("reason", "no reason given") for row in undefined}))
         notes.append(f"{len(undefined)} undefined: {reasons}")
