@@ -36,10 +36,16 @@ class Meter:
         self.parameters = parameters
         self.tokens_forward = 0
         self.tokens_trained = 0
+        self.flops_of_others = 0  # what passes of models of another size cost beyond this one's
 
-    def add_forward(self, tokens: int) -> None:
-        """Count tokens of sampling, scoring or any other pass without gradient."""
+    def add_forward(self, tokens: int, parameters: int | None = None) -> None:
+        """Count tokens of sampling, scoring or any other pass without gradient.
+
+        ``parameters``: of the model that made the pass, where it is another one (a teacher, a judge).
+        """
         self.tokens_forward += int(tokens)
+        if parameters is not None:
+            self.flops_of_others += FORWARD_FLOPS * (parameters - self.parameters) * int(tokens)
 
     def add_train(self, tokens: int) -> None:
         """Count tokens of a forward and backward pass."""
@@ -48,7 +54,8 @@ class Meter:
     @property
     def flops(self) -> int:
         """Total FLOPs so far, an exact integer so that a resumed run ends at the same step."""
-        return self.parameters * (FORWARD_FLOPS * self.tokens_forward + TRAIN_FLOPS * self.tokens_trained)
+        own = self.parameters * (FORWARD_FLOPS * self.tokens_forward + TRAIN_FLOPS * self.tokens_trained)
+        return own + self.flops_of_others
 
     def used(self, budget: Budget, step: int) -> float:
         """Share of the budget used after `step` finished steps, 0 to 1: the larger of the two limits' shares."""
@@ -68,6 +75,7 @@ class Meter:
             "parameters": self.parameters,
             "tokens_forward": self.tokens_forward,
             "tokens_trained": self.tokens_trained,
+            "flops_of_others": self.flops_of_others,
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -79,3 +87,4 @@ class Meter:
             )
         self.tokens_forward = state["tokens_forward"]
         self.tokens_trained = state["tokens_trained"]
+        self.flops_of_others = state.get("flops_of_others", 0)  # 0 in a state that counted one model alone
