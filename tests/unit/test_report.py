@@ -200,7 +200,7 @@ def test_e06_failed_cells_stay_in_view(tmp_path, claims_path):
     assert "Warning: no cell of ppo finished." in text
 
 
-def test_a_cell_that_has_not_run_yet_is_no_failure(tmp_path: Path, claims_path: Path) -> None:
+def test_a_cell_that_has_not_run_yet_is_no_failure(tmp_path, claims_path):
     rows = [row for row in synthetic_records(items=80) if (row["arm"], row["seed"]) != ("grpo", 104)]
     provenance = synthetic_provenance(failed=(("grpo", 104),))
     provenance["failed"][0]["error"] = "not finished"
