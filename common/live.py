@@ -13,7 +13,7 @@ REDRAW_EVERY_S = 0.25
 # Metric name, label and format of what the line shows, in order.
 SHOWN = (
     ("reward/mean", "reward", "{:.3f}"),
-    ("score/mean", "success", "{:.3f}"),
+    ("success/mean", "success", "{:.3f}"),
     ("loss/sft", "loss", "{:.3f}"),
     ("kl/ref", "KL", "{:.4f}"),
     ("throughput/tokens_per_s", "tok/s", "{:,.0f}"),

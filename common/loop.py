@@ -189,8 +189,9 @@ def averages(sums: dict[str, float], updates: int) -> dict[str, float]:
 
 
 def episode_metrics(episodes: list[Episode], rewards_B: Tensor) -> dict[str, float]:
-    """score/, reward/ and len/ metrics of a step's samples: all of them, whatever the update leaves out."""
+    """success/, score/, reward/ and len/ metrics of a step's samples: all of them, whatever the update leaves out."""
     values = {
+        "success/mean": sum(e.success for e in episodes) / len(episodes),
         "score/mean": sum(e.reward for e in episodes) / len(episodes),
         "reward/mean": float(rewards_B.mean()),
         "len/completion_mean": sum(sum(e.mask) for e in episodes) / len(episodes),

@@ -37,6 +37,7 @@ class Metric:
 
 
 TRAINING = {
+    "success/mean": ("rate", "share of the sampled answers that the verifier accepts"),
     "score/mean": ("reward", "mean of what the verifier says about the sampled answers"),
     "reward/mean": ("reward", "mean of what training maximises (score plus shaping, KL in reward and penalties)"),
     "reward/<part>": ("reward", "mean of one named part of the reward"),

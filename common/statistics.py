@@ -164,13 +164,16 @@ def _bootstrap(values_S: np.ndarray, matrix_SI: np.ndarray | None) -> tuple[floa
     return mean, mean + float(low), mean + float(high)
 
 
-def _rate_interval(values_S: np.ndarray, items: int) -> tuple[float, float] | None:
-    """Wilson where the bootstrap would claim false certainty: one trial per seed, or a rate stuck at 0 or 1."""
-    if not items and np.isin(values_S, (0.0, 1.0)).all():
-        return wilson(int(values_S.sum()), len(values_S))
+def _rate_interval(values_S: np.ndarray, fewest: int) -> tuple[float, float] | None:
+    """Wilson where the bootstrap would claim false certainty: one trial per seed, or a rate stuck at 0 or 1.
+
+    `fewest`: items of the seed that has fewest, shared or not; a stuck rate counts as one model on that many items.
+    """
     if values_S.min() == values_S.max() and values_S[0] in (0.0, 1.0):
-        n = max(items, len(values_S))
+        n = max(fewest, len(values_S))
         return wilson(n if values_S[0] else 0, n)
+    if not fewest and np.isin(values_S, (0.0, 1.0)).all():
+        return wilson(int(values_S.sum()), len(values_S))
     return None
 
 
@@ -188,7 +191,8 @@ def estimate(sample: Sample, rate: bool = False) -> Estimate | None:
     items = 0 if matrix_SI is None else matrix_SI.shape[1]
     mean, low, high = _bootstrap(values_S, matrix_SI)
     if rate:
-        low, high = _rate_interval(values_S, items) or (max(0.0, low), min(1.0, high))
+        fewest = min(len(sample.items.get(seed, ())) for seed in seeds)
+        low, high = _rate_interval(values_S, fewest) or (max(0.0, low), min(1.0, high))
     return Estimate(mean, low, high, len(seeds), items)
 
 

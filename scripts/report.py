@@ -62,7 +62,11 @@ def run(root: Path, chosen: dict[str, str]) -> int:
     for experiment in experiments:
         if chosen["experiment"] in ("all", experiment.claims.experiment):
             differing += run_experiment(experiment, results, checking)
-    for path, text in generated(root, results).items():
+    texts = generated(root, results)
+    for experiment in experiments:
+        pages = getattr(importlib.import_module(experiment.module), "pages", None)
+        texts |= pages(root, results) if pages else {}
+    for path, text in texts.items():
         if not path.is_file() or path.read_bytes() != text.encode():
             if checking:
                 differing.append(str(path))

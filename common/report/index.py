@@ -34,8 +34,9 @@ def find_experiments(root: Path) -> list[Experiment]:
     return sorted(found, key=lambda experiment: _number(experiment.claims.experiment))
 
 
-def _number(name: str) -> tuple[int, ...]:
-    return tuple(int(part) if part.isdigit() else 0 for part in name.split("-"))
+def _number(name: str) -> list[tuple[int, int, str]]:
+    """7-2 before 7-11 before 7-11-vl before 7-algorithms."""
+    return [(0, int(part), "") if part.isdigit() else (1, 0, part) for part in name.split("-")]
 
 
 def result_folders(results: Path, number: str, committed: bool) -> list[Path]:

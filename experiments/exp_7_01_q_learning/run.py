@@ -84,7 +84,7 @@ def record_curves(settings: Settings, arm: str, run: Run, log: RunLog) -> None:
         step, last = (w + 1) * window, w + 1 == settings.windows
         episodes = run.episode_E[w * window : step]
         won, total = float(episodes["won"].mean()), float(episodes["total"].mean())
-        log.metrics(step, {"score/mean": won, "reward/mean": total}, (w + 1) / settings.windows)
+        log.metrics(step, {"success/mean": won, "reward/mean": total}, (w + 1) / settings.windows)
         put = partial(log.record, split="train", step=step, final=last)
         put(metric="success", value=won, n=window)
         if last or detailed:
@@ -165,7 +165,8 @@ def main(settings: Settings) -> int:
     folder = run_folder(settings)
     print("compiling the learner (kept for the next run)", flush=True)
     play(settings.learner_of("base"), 0, 1, 1, 1)  # once here, or every worker would do it
-    failures = run_jobs(jobs, workers=settings.workers, threads=settings.threads, logs=folder / "logs")
+    pool = {"workers": settings.workers, "threads": settings.threads, "launcher": settings.launcher}
+    failures = run_jobs(jobs, **pool, logs=folder / "logs")
     for failure in failures:
         print(f"failed: {failure.name}: {failure.error}")
     results = result_folder(settings)

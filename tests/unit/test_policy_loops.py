@@ -255,6 +255,7 @@ def test_reinforce_pp_advantages_are_whitened_rewards_to_go_with_kl_at_each_toke
     assert torch.allclose(a_BT[batch.mask_BT], (flat - flat.mean()) / flat.std(), atol=1e-4)
     assert a_BT[~batch.mask_BT].abs().max() == 0.0
     assert metrics["score/mean"] == pytest.approx(sum(scores) / 16)
+    assert metrics["success/mean"] == metrics["score/mean"]
     assert 0 < metrics["score/mean"] < 1
 
 

@@ -287,7 +287,7 @@ def test_costs_add_up_over_sessions(tmp_path):
 
 
 def test_the_live_line_says_step_reward_success_kl_speed_and_time_left(capsys):
-    values = {"reward/mean": 0.4125, "score/mean": 0.5, "kl/ref": 0.01234, "throughput/tokens_per_s": 1900.4}
+    values = {"reward/mean": 0.4125, "success/mean": 0.5, "kl/ref": 0.01234, "throughput/tokens_per_s": 1900.4}
     assert describe(40, values | {"progress/eta_s": 185.2, "loss/policy": math.nan}) == (
         "step 40 reward 0.412 success 0.500 KL 0.0123 tok/s 1,900 3m05s left"
     )

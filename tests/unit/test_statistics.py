@@ -107,6 +107,9 @@ def test_e03_a_rate_of_zero_or_one_never_has_zero_width():
     items = {seed: [1.0] * 50 for seed in range(5)}
     with_items = estimate(Sample(dict.fromkeys(range(5), 1.0), items), rate=True)
     assert (with_items.low, with_items.high) == pytest.approx(wilson(50, 50))
+    own_items = {0: [0.0] * 280, 1: [0.0] * 280, 2: [0.0] * 300}  # two hand splits: no items are shared
+    unshared = estimate(Sample(dict.fromkeys(range(3), 0.0), own_items), rate=True)
+    assert (unshared.low, unshared.high) == pytest.approx(wilson(0, 280))
     gap = difference(Sample(dict.fromkeys(range(20), 1.0)), Sample(dict.fromkeys(range(20), 0.0)), rate=True)
     assert gap.low == pytest.approx(1 - math.hypot(0.16112516, 0.16112516), abs=1e-7)
     assert gap.high == 1.0

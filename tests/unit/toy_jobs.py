@@ -135,6 +135,15 @@ def killed_with_child(folder: str) -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 
 
+def killed_once(folder: str) -> dict:
+    """Is killed the first time it runs, and ends well the second time."""
+    before = Path(folder) / "killed"
+    if not before.exists():
+        write_text(before, "once")
+        os.kill(os.getpid(), signal.SIGKILL)
+    return {"value": 0}
+
+
 def sleeps(folder: str, name: str) -> None:
     """Starts a child, leaves both pids and sleeps."""
     child = subprocess.Popen(["sleep", "600"])
@@ -147,5 +156,5 @@ def logs_metrics(folder: str) -> None:
     sys.modules["trackio"] = None
     with RunLog(Path(folder), {**LABELS, "arm": Path(folder).name, "seed": 100}, tracker="trackio") as log:
         for step in range(1, 4):
-            log.metrics(step, {"reward/mean": 0.25, "score/mean": 0.5, "kl/ref": 0.01}, progress=step / 4)
+            log.metrics(step, {"reward/mean": 0.25, "success/mean": 0.5, "kl/ref": 0.01}, progress=step / 4)
             time.sleep(0.6)
