@@ -59,9 +59,14 @@ def read_json_lines(path: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in lines if line]
 
 
+def json_line(row: dict[str, Any]) -> str:
+    """A row as one line of a JSON-lines file, without spaces: records hold many thousand numbers."""
+    return strict_json(row, separators=(",", ":")) + "\n"
+
+
 def write_json_lines(path: Path, rows: list[dict[str, Any]]) -> None:
     """Atomic JSON-lines file, one row a line."""
-    write_text(path, "".join(strict_json(row) + "\n" for row in rows))
+    write_text(path, "".join(json_line(row) for row in rows))
 
 
 @contextlib.contextmanager

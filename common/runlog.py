@@ -16,7 +16,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from common.files import read_json, read_json_lines, strict_json, write_json, write_json_lines
+from common.files import json_line, read_json, read_json_lines, strict_json, write_json, write_json_lines
 from common.live import LiveLine, describe
 from common.trackers import Mirror
 
@@ -141,7 +141,7 @@ class RunLog:
             write_json_lines(self.path(kind), COMPACT[kind](rows))
 
     def append(self, kind: str, row: Row) -> None:
-        self.files[kind].write(strict_json(row).encode() + b"\n")
+        self.files[kind].write(json_line(row).encode())
         self.files[kind].flush()
 
     def resume(self, step: int) -> None:

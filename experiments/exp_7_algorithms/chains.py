@@ -109,6 +109,6 @@ def trace(chain: Chain) -> str:
     )
 
 
-def answer(chain: Chain) -> str:
-    """The worked answer: the steps, then the last result."""
-    return f"{trace(chain)}{ANSWER}{chain.results[-1]}"
+def answer(chain: Chain, direct: bool = False) -> str:
+    """The worked answer: the steps, then the last result. `direct` leaves the steps out."""
+    return f"{'' if direct else trace(chain)}{ANSWER}{chain.results[-1]}"

@@ -1,7 +1,7 @@
 """Texts of the comparison as token ids: tokenizer, pre-training corpus, demonstrations, tasks.
 
 The corpus holds arithmetic facts and chains of 1 to 6 steps in the task's layout, some with the worked solution in the
-prompt. Batch and item are functions of (configuration, seed, index).
+prompt, some answered without steps. Batch and item are functions of (configuration, seed, index).
 """
 
 from __future__ import annotations
@@ -53,13 +53,15 @@ class Encoder:
 
 @dataclass(frozen=True)
 class CorpusConfig:
-    """Shares of the rows of a pre-training batch: ``facts``, the rest chains; ``hinted`` of the chains show a solution.
+    """Shares of the rows of a pre-training batch: ``facts``, the rest chains.
 
+    ``hinted`` of the chains show a solution; ``direct`` of the others are answered without steps.
     Rows hold as many single steps or chains as fit into ``row_tokens`` (a chain that alone is longer, too).
     """
 
     facts: float = 0.5
     hinted: float = 0.25
+    direct: float = 0.5
     row_tokens: int = 56
 
 
@@ -82,7 +84,8 @@ class Corpus:
         while True:
             hinted = stream.random() < self.config.hinted
             chain = chains.draw(stream, stream.choice(chains.ID_LENGTHS if hinted else chains.CORPUS_LENGTHS), "corpus")
-            own, targets = self.encode.row(chains.prompt(chain, hinted), chains.answer(chain))
+            direct = not hinted and stream.random() < self.config.direct
+            own, targets = self.encode.row(chains.prompt(chain, hinted), chains.answer(chain, direct))
             if ids and len(ids) + len(own) > self.config.row_tokens:
                 return ids, mask
             ids, mask = ids + own, mask + targets
@@ -113,13 +116,13 @@ def training_tasks(train: Sequence[chains.Chain], seed: int, step: int, count: i
 
 
 class Demonstrations:
-    """Worked answers to the training chains; ``hinted`` of them behind the prompt that shows the solution."""
+    """Answers to the training chains, worked but for a share ``direct``; ``hinted`` of the chains once more, the prompt
+    showing the solution."""
 
-    def __init__(self, encode: Encoder, train: Sequence[chains.Chain], hinted: float = 0.0) -> None:
-        self.rows = [encode.row(chains.prompt(chain), chains.answer(chain)) for chain in train]
-        self.rows += [
-            encode.row(chains.prompt(chain, True), chains.answer(chain)) for chain in train[: round(hinted * len(train))]
-        ]
+    def __init__(self, encode: Encoder, train: Sequence[chains.Chain], hinted: float = 0.0, direct: float = 0.0) -> None:
+        without, shown = round(direct * len(train)), round(hinted * len(train))
+        self.rows = [encode.row(chains.prompt(chain), chains.answer(chain, i < without)) for i, chain in enumerate(train)]
+        self.rows += [encode.row(chains.prompt(chain, True), chains.answer(chain)) for chain in train[:shown]]
         self.pad = encode.pad
 
     def batches(self, seed: int, name: str, count: int):

@@ -28,7 +28,7 @@ _NUMBER = re.compile(r"[0-9]{1,2}")
 
 
 class Grade(NamedTuple):
-    """``kind``: right, no_answer, wrong_end (the steps are right), or the first fault of the steps: misread, arithmetic."""
+    """``kind``: right, no_answer, no_steps, wrong_end (the steps are right), or their first fault: misread, arithmetic."""
 
     success: bool
     kind: str
@@ -45,7 +45,7 @@ def grade(text: str, chain: chains.Chain) -> Grade:
         return Grade(False, "no_answer", "no final answer" if not tails else "more than one final answer")
     if not _NUMBER.fullmatch(tails[0]):
         return Grade(False, "no_answer", "the final answer is not one number of at most two digits")
-    fault = step_fault(head, chain)
+    fault = step_fault(head, chain) if head else ("no_steps", "no step is written down")
     if int(tails[0]) == chain.results[-1]:
         return Grade(True, fault[0] if fault else "right", f"right, but {fault[1]}" if fault else "right")
     return Grade(False, *(fault or ("wrong_end", "the steps are right, the final answer is another number")))

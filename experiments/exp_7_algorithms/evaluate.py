@@ -17,7 +17,7 @@ from experiments.exp_7_algorithms import chains, data
 from experiments.exp_7_algorithms.env import ArithmeticChains
 from experiments.exp_7_algorithms.settings import Settings
 
-FAILURES = ("no_answer", "misread", "arithmetic", "wrong_end")
+FAILURES = ("no_answer", "no_steps", "misread", "arithmetic", "wrong_end")
 ROLLOUTS = 20  # kept of each split, spread over its items
 
 
@@ -138,6 +138,7 @@ def episode_metrics(episodes: Sequence[Episode]) -> dict[str, list[float]]:
     infos = [episode.infos[0] for episode in episodes]
     metrics = {
         "success": [float(episode.success) for episode in episodes],
+        "direct": [float(info["class"] == "no_steps") for info in infos],
         "lucky": [float(info["lucky"]) for info in infos],
         "length": [float(written(episode)) for episode in episodes],
         "truncated": [float(episode.truncated) for episode in episodes],

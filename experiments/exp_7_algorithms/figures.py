@@ -75,7 +75,9 @@ def figures(records: list[Record], folder: Path) -> list[str]:
 
 WRONG = {
     "success": "right",
-    "lucky": "right behind wrong steps",
+    "lucky": "right behind wrong steps or none",
+    "direct": "no step written",
+    "failure/no_steps": "no step written, and wrong",
     "failure/arithmetic": "a result is wrong",
     "failure/misread": "not the step asked for",
     "failure/wrong_end": "another final number than the steps'",
@@ -110,12 +112,7 @@ def comparison(records: list[Record], provenance: Mapping[str, Any]) -> Table:
             found = estimate(sample_at(records, Point(arm, metric, split)), rate=unit == "rate")
             row.append(interval(found, unit) if found else "")
         cells = [cell for cell in provenance["cells"] if cell["arm"] == arm]
-        for key, scale, decimals in (
-            ("flops", 1e12, 3),
-            ("tokens_forward", 1e6, 2),
-            ("tokens_trained", 1e6, 2),
-            ("cpu_s", 1, 0),
-        ):
+        for key, scale, decimals in COSTS:
             known = [cell[key] for cell in cells if key in cell]
             row.append(f"{sum(known) / len(known) / scale:,.{decimals}f}" if known else "")
         rows.append([*row, NEEDS.get(arm, "")])

@@ -94,6 +94,7 @@ class Settings(Common):
     start: SftConfig
     start_steps: int
     start_hinted: float
+    start_direct: float
     teacher: TeacherConfig
     train_items: int
     max_new_tokens: int
@@ -115,7 +116,9 @@ class Settings(Common):
         within("corpus.facts", self.corpus.facts, 0, 1)
         within("corpus.hinted", self.corpus.hinted, 0, 1)
         within("corpus.row_tokens", self.corpus.row_tokens, 16)
-        within("start_hinted", self.start_hinted, 0, 1)
+        within("corpus.direct", self.corpus.direct, 0, 1)
+        for key in ("start_hinted", "start_direct"):
+            within(key, getattr(self, key), 0, 1)
         for key in ("prompts", "candidates", "per_prompt"):
             for part in ("preference", "reward_model"):
                 within(f"{part}.{key}", getattr(getattr(self, part), key), 1, self.train_items if key == "prompts" else None)

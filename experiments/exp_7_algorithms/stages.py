@@ -88,29 +88,29 @@ def base_stage(settings: Settings, seed: int, shape: DecoderConfig, steps: int, 
     return supervised(settings, name, seed, settings.pretraining, steps, model, batches, key, [])
 
 
-def start_stage(settings: Settings, base: Path, seed: int, steps: int, name: str = "start") -> Path:
-    """The base after a short SFT on the seed's training chains, some of them behind a prompt with the solution."""
+def start_stage(settings: Settings, base: Path, seed: int, steps: int, direct: float, name: str = "start") -> Path:
+    """The base after a short SFT on the seed's training chains; a share `direct` is answered without steps."""
 
     def batches(tokenizer: Any) -> Callable[[int], SftBatch]:
-        demos = data.Demonstrations(data.Encoder(tokenizer), train_chains(settings, seed), settings.start_hinted)
+        demos = data.Demonstrations(data.Encoder(tokenizer), train_chains(settings, seed), settings.start_hinted, direct)
         return demos.batches(seed, name, settings.start.batch_size)
 
-    key = [settings.start_hinted, settings.train_items]
+    key = [settings.start_hinted, direct, settings.train_items]
     return supervised(settings, name, seed, settings.start, steps, lambda: load_model(base / "model"), batches, key, [base])
 
 
 def start_of(settings: Settings, seed: int) -> tuple[Path, list[Path]]:
     """The folder that every arm of a seed starts from, and the stages that led to it."""
     base = base_stage(settings, origin(settings, seed), settings.model, settings.pretraining_steps)
-    start = start_stage(settings, base, seed, settings.start_steps)
+    start = start_stage(settings, base, seed, settings.start_steps, settings.start_direct)
     return start, [base, start]
 
 
 def teacher_of(settings: Settings, seed: int) -> tuple[Path, list[Path]]:
-    """The teacher of all seeds of the same hundred: larger, pre-trained and started for longer, on chains of its own seed."""
+    """The teacher of all seeds of the same hundred: larger, and started on worked answers alone, to chains of its own."""
     first, config = seed // 100 * 100, settings.teacher
     base = base_stage(settings, first, config.model, config.pretraining_steps, "teacher-base")
-    teacher = start_stage(settings, base, first + 99, config.start_steps, "teacher")
+    teacher = start_stage(settings, base, first + 99, config.start_steps, 0.0, "teacher")
     return teacher, [base, teacher]
 
 

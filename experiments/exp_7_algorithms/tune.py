@@ -13,7 +13,7 @@ from pathlib import Path
 import torch
 
 from common.config import compose, run_folder
-from common.files import read_json, read_json_lines, strict_json, write_text
+from common.files import json_line, read_json, read_json_lines, strict_json, write_text
 from common.jobs import Cell, cell_folder
 from common.records import Record, read_jsonl
 from common.report.index import replaced
@@ -26,10 +26,10 @@ HERE = Path(__file__).parent
 FILE, README = HERE / "tuning.jsonl", HERE / "README.md"
 BLOCK = ("<!-- tuning:begin -->", "<!-- tuning:end -->")
 SEED = 0
-STEP_RATES = (3e-4, 1e-3, 3e-3)
+STEP_RATES = (1e-4, 3e-4, 1e-3)
 RATES = {
-    **dict.fromkeys(("sft", "dft", "iw_sft", "eksft", "rft", "star"), STEP_RATES),
-    **dict.fromkeys(("dpo", "step_dpo", "kto", "online_dpo"), (1e-4, 3e-4, 1e-3)),
+    **dict.fromkeys(("sft", "dft", "iw_sft", "eksft", "rft", "star"), (1e-4, 3e-4, 1e-3, 3e-3)),
+    **dict.fromkeys(("dpo", "step_dpo", "kto", "online_dpo"), (1e-5, 3e-5, 1e-4)),
     **dict.fromkeys(("reinforce", "reinforce_baseline", "reinforce_pp", "rloo", "ppo"), STEP_RATES),
     **dict.fromkeys(("grpo", "dr_grpo", "dapo", "gspo", "cispo", "rlhf"), STEP_RATES),
     **dict.fromkeys(("opd_sampled", "opd_full", "opsd"), STEP_RATES),
@@ -81,7 +81,7 @@ def write(rows: list[Record]) -> None:
     """tuning.jsonl and the README's table, in the order of the arms."""
     order = ["start", *RATES]
     rows = sorted(rows, key=lambda row: (order.index(row["arm"]), row["lr"] or 0))
-    write_text(FILE, "".join(strict_json(row) + "\n" for row in rows))
+    write_text(FILE, "".join(json_line(row) for row in rows))
     write_text(README, replaced(README, BLOCK, table(rows)))
 
 
