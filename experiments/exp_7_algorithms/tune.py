@@ -28,8 +28,8 @@ BLOCK = ("<!-- tuning:begin -->", "<!-- tuning:end -->")
 SEED = 0
 STEP_RATES = (1e-4, 3e-4, 1e-3)
 RATES = {
-    **dict.fromkeys(("sft", "dft", "iw_sft", "eksft", "rft", "star"), (1e-4, 3e-4, 1e-3, 3e-3)),
-    **dict.fromkeys(("dpo", "step_dpo", "kto", "online_dpo"), (1e-5, 3e-5, 1e-4)),
+    **dict.fromkeys(("sft", "dft", "iw_sft", "eksft", "rft", "star"), STEP_RATES),
+    **dict.fromkeys(("dpo", "step_dpo", "kto", "online_dpo"), (3e-5, 1e-4, 3e-4)),
     **dict.fromkeys(("reinforce", "reinforce_baseline", "reinforce_pp", "rloo", "ppo"), STEP_RATES),
     **dict.fromkeys(("grpo", "dr_grpo", "dapo", "gspo", "cispo", "rlhf"), STEP_RATES),
     **dict.fromkeys(("opd_sampled", "opd_full", "opsd"), STEP_RATES),
