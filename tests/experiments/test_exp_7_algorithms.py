@@ -32,6 +32,7 @@ def test_a_chain_its_text_and_its_worked_answer():
     assert CHAIN.results == [62, 49, 98]
     assert chains.prompt(CHAIN) == "Start with 37, then +25, then -13, then *2. Write down each step, then the answer.\n"
     assert chains.answer(CHAIN) == f"{STEPS}. Answer: 98"
+    assert chains.answer(CHAIN, direct=True) == ". Answer: 98"
     hinted = f"Start with 37, then +25, then -13, then *2. A worked solution: {STEPS}. Write down each step, then the answer.\n"
     assert chains.prompt(CHAIN, hint=True) == hinted
     assert data.chain_of(data.task(CHAIN)) == CHAIN
@@ -49,7 +50,7 @@ def test_operands_keep_the_result_in_0_to_99(number, op, allowed):
 
 @pytest.mark.parametrize(
     ("text", "kind"),
-    [(f"{STEPS}. Answer: 98", "right"), (". Answer: 98", "misread"), ("37+25=61; 62-13=49; 49*2=98. Answer: 98", "arithmetic"),
+    [(f"{STEPS}. Answer: 98", "right"), (". Answer: 98", "no_steps"), ("37+25=61; 62-13=49; 49*2=98. Answer: 98", "arithmetic"),
      (f"{STEPS}; 98+0=98. Answer: 98", "misread")],
 )  # fmt: skip
 def test_answers_that_must_score(text, kind):
@@ -75,6 +76,7 @@ def test_answers_that_must_score(text, kind):
         ("37+25=62; 62-13=48; 48*2=96. Answer: 96", "arithmetic"),
         ("37+25=62; 62-12=50; 50*2=99. Answer: 99", "misread"),
         ("37+25=62. Answer: 62", "misread"),
+        (". Answer: 97", "no_steps"),
         ("25+37=62; 62-13=49; 49*2=97. Answer: 97", "misread"),
     ],
 )
@@ -175,6 +177,20 @@ def test_facts_teach_their_results_alone():
     assert len(targets) == 2 and all(text.startswith("=") for text in targets)
 
 
+def test_the_start_jumps_to_the_answer_as_often_as_asked_and_never_where_it_sees_the_solution():
+    encode = data.Encoder(data.build_tokenizer())
+    train = chains.items("train", 0, (2,), 8)
+    texts = ["".join(encode_back(encode, row)) for row in data.Demonstrations(encode, train, hinted=0.5, direct=0.25).rows]
+    wanted = [chains.answer(chain, i < 2) for i, chain in enumerate(train)] + [chains.answer(chain) for chain in train[:4]]
+    assert [text.split(chains.ASK)[1] for text in texts] == [f"{text}<eos>" for text in wanted]
+    assert sum(chains.HINT in text for text in texts) == 4
+
+
+def encode_back(encode, row):
+    pieces = {number: piece for piece, number in encode.ids.items()}
+    return [pieces[number] for number in row[0]]
+
+
 def test_training_tasks_use_every_chain_before_one_comes_again():
     train = chains.items("train", 0, (2,), 5)
     seven = data.training_tasks(train, 3, 0, 7)
@@ -194,6 +210,7 @@ def episode(kind, success, tokens=3, reward=0.0):
 
 def test_metrics_of_episodes():
     found = episode_metrics([episode("right", True), episode("arithmetic", True, 5), episode("arithmetic", False)])
+    assert episode_metrics([episode("no_steps", True), episode("right", True)])["direct"] == [1.0, 0.0]
     assert found["success"] == [1.0, 1.0, 0.0] and found["lucky"] == [0.0, 1.0, 0.0] and found["length"] == [3.0, 5.0, 3.0]
     assert found["failure/arithmetic"] == [0.0, 0.0, 1.0] and found["failure/misread"] == [0.0, 0.0, 0.0]
 
