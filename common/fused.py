@@ -1,30 +1,34 @@
 """Llama- and Qwen3-like models through fused weights: the same function and the same gradients in fewer operations.
 
 A model of less than some ten million parameters spends most of its time outside matrix products. Here the projections of
-a layer are joined, norm weights and LoRA updates are folded into them, RoPE is one complex product, and in training the
-prompt that the members of a group share is computed once. The model's own parameters stay the only ones: fused weights
-are made from them for each call and pass gradients back to them.
+a layer are joined, norm weights and LoRA updates are folded into them, and what lies between the products is compiled
+(common.kernels). Rows are packed without padding, and the prompt that the members of a group share is computed once.
+The model's own parameters stay the only ones: fused weights are made from them for each call and pass gradients back to
+them.
 
-Shape suffixes: _B rows, _P different prompts, _T tokens, _N rows times tokens, _D width.
+Shape suffixes: _B rows, _T tokens, _N packed tokens, _S segments, _D width, _H heads, _W width of a head, _X queries,
+keys and values side by side.
 """
 
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from transformers import LlamaForCausalLM, Qwen3ForCausalLM
 
+from common import kernels
+
 # Fused weights are a copy of the model, made anew for every call; beyond this size the copy costs more than it saves.
 FUSED_PARAMETERS = 20_000_000
-# A shared prompt is computed once where that spares at least this share of the tokens.
-SHARE_FROM = 0.1
 
 
 def can_fuse(model: Any) -> bool:
     """Whether the fused weights compute the same function as this model's own forward, in its present mode."""
     if type(model) not in (Qwen3ForCausalLM, LlamaForCausalLM) or model.num_parameters() > FUSED_PARAMETERS:
         return False
-    if model.dtype != torch.float32 or type(model.model.embed_tokens) is not nn.Embedding:
+    if model.device.type != "cpu" or model.dtype != torch.float32 or type(model.model.embed_tokens) is not nn.Embedding:
         return False
     config = model.config
     sliding = "sliding_attention" in (getattr(config, "layer_types", None) or [])
@@ -60,65 +64,106 @@ def effective_weight(linear: Any) -> Tensor:
     return sum(updates, base.weight)
 
 
-def interleave(weight: Tensor, heads: int, width: int) -> Tensor:
-    """Reorders the rows of each head from (first half, second half) to pairs, so that RoPE is one complex product."""
-    return weight.view(heads, 2, width // 2, -1).transpose(1, 2).reshape(heads * width, -1)
-
-
 class FusedLayer:
-    """The weights of one layer, transposed for ``x @ weight``, with norm weights and constant factors folded in."""
+    """The weights of one layer, (outputs, inputs), with norm weights and constant factors folded in."""
 
     def __init__(self, layer: Any, heads: int, kv_heads: int, width: int) -> None:
         attention, mlp, scale = layer.self_attn, layer.mlp, width**-0.5
-        query, key = (
-            interleave(effective_weight(projection), count, width)
-            for projection, count in ((attention.q_proj, heads), (attention.k_proj, kv_heads))
-        )
-        self.norm_HD: Tensor | None = None
-        if hasattr(attention, "q_norm"):
+        query, key = effective_weight(attention.q_proj), effective_weight(attention.k_proj)
+        hidden = query.shape[1]
+        self.normed = hasattr(attention, "q_norm")
+        self.norm_HW = query.new_ones(heads + kv_heads, width)
+        if self.normed:
             norms = ((attention.q_norm.weight * scale, heads), (attention.k_norm.weight, kv_heads))
-            rows = [interleave(weight[:, None], 1, width).T.expand(count, width) for weight, count in norms]
-            self.norm_HD = torch.cat(rows) * width**0.5
+            self.norm_HW = torch.cat([weight.expand(count, width) for weight, count in norms]) * width**0.5
         else:
             query = query * scale
-        hidden = query.shape[1]
         before_attention = layer.input_layernorm.weight * hidden**0.5
         before_mlp = layer.post_attention_layernorm.weight * hidden**0.5
-        self.qkv = (torch.cat([query, key, effective_weight(attention.v_proj)]) * before_attention).T.contiguous()
-        self.out = effective_weight(attention.o_proj).T.contiguous()
-        both = torch.cat([effective_weight(mlp.gate_proj), effective_weight(mlp.up_proj)])
-        self.gate_up = (both * before_mlp).T.contiguous()
-        self.down = effective_weight(mlp.down_proj).T.contiguous()
+        self.qkv = torch.cat([query, key, effective_weight(attention.v_proj)]) * before_attention
+        self.out = effective_weight(attention.o_proj)
+        self.gate_up = torch.cat([effective_weight(mlp.gate_proj), effective_weight(mlp.up_proj)]) * before_mlp
+        self.down = effective_weight(mlp.down_proj)
+
+
+def array(x: Tensor) -> np.ndarray:
+    """The tensor's numbers as the compiled loops read them; shares memory with a contiguous tensor."""
+    return x.detach().contiguous().numpy()
 
 
 class _Normalise(torch.autograd.Function):
-    """x / sqrt(sum of squares + epsilon) over the last dimension; saves two tensors, where autograd would save five."""
-
     @staticmethod
-    def forward(ctx: Any, x: Tensor, epsilon: Tensor) -> Tensor:
-        norm = torch.linalg.vector_norm(x, dim=-1, keepdim=True)
-        inverse = torch.addcmul(epsilon, norm, norm).rsqrt_()
-        y = x * inverse
-        ctx.save_for_backward(y, inverse)
-        return y
+    def forward(ctx: Any, x_ND: Tensor, epsilon: float) -> Tensor:
+        y_ND, inverse_N = torch.empty_like(x_ND), x_ND.new_empty(len(x_ND))
+        kernels.normalise(array(x_ND), np.float32(epsilon), array(y_ND), array(inverse_N))
+        ctx.save_for_backward(y_ND, inverse_N)
+        return y_ND
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
-        y, inverse = ctx.saved_tensors
-        along = torch.linalg.vecdot(gradients[0], y).unsqueeze(-1)
-        return torch.addcmul(gradients[0], y, along, value=-1).mul_(inverse), None
+        y_ND, inverse_N = ctx.saved_tensors
+        out_ND = torch.empty_like(y_ND)
+        kernels.normalise_back(array(gradients[0]), array(y_ND), array(inverse_N), array(out_ND))
+        return out_ND, None
 
 
-def normalise(x: Tensor, epsilon: Tensor) -> Tensor:
-    """RMSNorm less the factors that stand in the weights."""
-    if torch.is_grad_enabled():
-        return _Normalise.apply(x, epsilon)
-    norm = torch.linalg.vector_norm(x, dim=-1, keepdim=True)
-    return x * torch.addcmul(epsilon, norm, norm).rsqrt_()
+class _Gate(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, both_NX: Tensor) -> Tensor:
+        out_ND = both_NX.new_empty(len(both_NX), both_NX.shape[1] // 2)
+        kernels.gate(array(both_NX), array(out_ND))
+        ctx.save_for_backward(both_NX)
+        return out_ND
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> Tensor:
+        (both_NX,) = ctx.saved_tensors
+        out_NX = torch.empty_like(both_NX)
+        kernels.gate_back(array(gradients[0]), array(both_NX), array(out_NX))
+        return out_NX
+
+
+class _Attend(torch.autograd.Function):
+    """Norm and rotation of queries and keys, then attention; also returns the rotated rows, which have no gradient."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, qkv_NX: Tensor, norm_HW: Tensor, rows: "Rows", rotary: "Rotary", kv_heads: int
+    ) -> tuple[Tensor, Tensor]:
+        width = norm_HW.shape[1]
+        rotated_NX = qkv_NX.clone()
+        kernels.rotate(array(rotated_NX), array(norm_HW), *rotary.at(rows.position_N))
+        out_ND = qkv_NX.new_empty(len(qkv_NX), (norm_HW.shape[0] - kv_heads) * width)
+        kernels.attend(array(rotated_NX), kv_heads, width, rows.segment_S4, array(out_ND))
+        ctx.save_for_backward(qkv_NX, rotated_NX, norm_HW)
+        ctx.constants = rows, rotary, kv_heads
+        ctx.mark_non_differentiable(rotated_NX)
+        return out_ND, rotated_NX
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, Tensor, None, None, None]:
+        qkv_NX, rotated_NX, norm_HW = ctx.saved_tensors
+        rows, rotary, kv_heads = ctx.constants
+        out_NX, norm_out_HW = torch.zeros_like(qkv_NX), torch.zeros_like(norm_HW)
+        kernels.attend_back(array(gradients[0]), array(rotated_NX), kv_heads, norm_HW.shape[1], rows.segment_S4, array(out_NX))
+        kernels.rotate_back(array(out_NX), array(qkv_NX), array(norm_out_HW), array(norm_HW), *rotary.at(rows.position_N))
+        return out_NX, norm_out_HW, None, None, None
+
+
+class Rotary(NamedTuple):
+    """Cosines and sines (positions, width / 2), and the epsilon of the norm before the rotation, negative without one."""
+
+    cosine_TF: np.ndarray
+    sine_TF: np.ndarray
+    epsilon: np.float32
+
+    def at(self, position_N: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.float32]:
+        """The arguments of kernels.rotate for rows at these positions."""
+        return self.cosine_TF, self.sine_TF, position_N, self.epsilon
 
 
 class FusedModel:
-    """Fused weights of a model and the steps of a layer around its attention; RoPE for ``positions`` positions."""
+    """Fused weights of a model and the steps of its layers; rotations for ``positions`` positions."""
 
     def __init__(self, model: Any, positions: int) -> None:
         config = model.config
@@ -129,72 +174,72 @@ class FusedModel:
         self.layers = [FusedLayer(layer, self.heads, self.kv_heads, self.width) for layer in model.model.layers]
         self.norm_D = model.model.norm.weight * hidden**0.5
         self.head = model.lm_head.weight
-        self.epsilon = self.embedding.new_tensor(config.rms_norm_eps * hidden)
-        self.head_epsilon = self.embedding.new_tensor(config.rms_norm_eps * self.width)
-        positions_1T = torch.arange(positions, device=self.embedding.device)[None]
-        cosine, sine = model.model.rotary_emb(self.embedding, positions_1T)
+        self.epsilon = config.rms_norm_eps * hidden
+        cosine, sine = model.model.rotary_emb(self.embedding, torch.arange(positions)[None])
         half = self.width // 2
-        self.rotation_TD = torch.complex(cosine[0, :, :half], sine[0, :, :half])
+        epsilon = config.rms_norm_eps * self.width if self.layers[0].normed else -1.0
+        self.rotary = Rotary(array(cosine[0, :, :half]), array(sine[0, :, :half]), np.float32(epsilon))
 
-    def project(self, layer: FusedLayer, x_ND: Tensor, rotation_N1D: Tensor) -> tuple[Tensor, Tensor]:
-        """Rotated queries and keys [N, heads + kv_heads, width] and values [N, kv_heads, width]."""
-        qkv_ND = normalise(x_ND, self.epsilon) @ layer.qkv
-        qkv = qkv_ND.view(len(x_ND), -1, self.width)
-        qk, value = qkv[:, : self.heads + self.kv_heads], qkv[:, self.heads + self.kv_heads :]
-        if layer.norm_HD is not None:
-            qk = normalise(qk, self.head_epsilon) * layer.norm_HD
-        pairs = torch.view_as_complex(qk.reshape(*qk.shape[:2], -1, 2))
-        return torch.view_as_real(pairs * rotation_N1D).view(qk.shape), value
+    def project(self, layer: FusedLayer, x_ND: Tensor) -> Tensor:
+        """Queries, keys and values side by side, (N, X), before norm and rotation."""
+        return nn.functional.linear(_Normalise.apply(x_ND, self.epsilon), layer.qkv)
 
     def finish(self, layer: FusedLayer, x_ND: Tensor, attended_ND: Tensor) -> Tensor:
         """The layer's output from the residual stream before attention and what the heads attended to."""
-        x_ND = torch.addmm(x_ND, attended_ND, layer.out)
-        gate, up = (normalise(x_ND, self.epsilon) @ layer.gate_up).chunk(2, dim=-1)
-        return torch.addmm(x_ND, nn.functional.silu(gate) * up, layer.down)
+        x_ND = torch.addmm(x_ND, attended_ND, layer.out.T)
+        both_NX = nn.functional.linear(_Normalise.apply(x_ND, self.epsilon), layer.gate_up)
+        return torch.addmm(x_ND, _Gate.apply(both_NX), layer.down.T)
 
-    def attend(self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor) -> Tensor:
-        """Attention of queries [R, T, heads, width] over keys [R, L, kv_heads, width]; [R * T, heads * width].
+    def run(self, rows: "Rows") -> tuple[Tensor, list[Tensor]]:
+        """Residual stream after the last layer (N, D), and each layer's rotated queries, keys and values (N, X)."""
+        x_ND = nn.functional.embedding(torch.from_numpy(rows.ids_N), self.embedding)
+        kept = []
+        for layer in self.layers:
+            attended_ND, rotated_NX = _Attend.apply(self.project(layer, x_ND), layer.norm_HW, rows, self.rotary, self.kv_heads)
+            kept.append(rotated_NX)
+            x_ND = self.finish(layer, x_ND, attended_ND)
+        return x_ND, kept
 
-        ``mask`` [R or 1, 1, T, L] is additive. The query heads of a key head stand one below the other, so that keys and
-        values are not repeated.
-        """
-        rows, tokens, repeats = *query.shape[:2], self.heads // self.kv_heads
-        stacked = query.reshape(rows, tokens, self.kv_heads, repeats, self.width).permute(0, 2, 3, 1, 4)
-        out = nn.functional.scaled_dot_product_attention(
-            stacked.reshape(rows, self.kv_heads, repeats * tokens, self.width),
-            key.transpose(1, 2),
-            value.transpose(1, 2),
-            attn_mask=mask.repeat(1, 1, repeats, 1),
-            scale=1.0,
-        )
-        out = out.view(rows, self.kv_heads, repeats, tokens, self.width).permute(0, 3, 1, 2, 4)
-        return out.reshape(rows * tokens, -1)
+    def last_norm(self, x_ND: Tensor) -> Tensor:
+        """What the output layer reads, less the weight of the last norm (norm_D)."""
+        return _Normalise.apply(x_ND, self.epsilon)
 
 
-class _Shared(NamedTuple):
-    """Rows cut in two: a prefix of row b is prefix ``source_B[b]``; the rest of the row follows it. [P, L] and [B, S]."""
+class Rows(NamedTuple):
+    """Rows without padding, one behind the other; a prefix that several rows share stands there once.
 
-    prefix_PL: Tensor
-    prefix_length_P: Tensor
-    source_B: Tensor
-    rest_BS: Tensor
+    segment_S4: first packed token and length of a piece, first packed token and length of the prefix before it.
+    prefix_B, rest_B: where the prefix and the rest of each row begin; prefix_length_B: tokens of its prefix.
+    """
+
+    ids_N: np.ndarray
+    position_N: np.ndarray
+    segment_S4: np.ndarray
+    prefix_B: np.ndarray
+    prefix_length_B: np.ndarray
+    rest_B: np.ndarray
 
 
-def split_prefixes(ids_BT: Tensor, length_B: Tensor, prefix_B: Tensor) -> _Shared:
-    """Finds equal prefixes of the given lengths; without enough of them every row is a prefix and nothing is left."""
+def pack(rows: Sequence[Sequence[int]], prefix_lengths: Sequence[int]) -> Rows:
+    """Packs rows whose first ``prefix_lengths`` tokens are computed once where they are equal."""
+    ids: list[int] = []
+    positions: list[int] = []
+    segments: list[tuple[int, int, int, int]] = []
     prefixes: dict[tuple[int, ...], int] = {}
-    rows = list(zip(ids_BT.tolist(), length_B.tolist(), prefix_B.tolist(), strict=True))
-    source = [prefixes.setdefault(tuple(ids[:prefix]), len(prefixes)) for ids, _, prefix in rows]
-    spared = sum(prefix for _, _, prefix in rows) - sum(map(len, prefixes))
-    if spared < SHARE_FROM * sum(length for _, length, _ in rows):
-        source_B = torch.arange(len(rows), device=ids_BT.device)
-        return _Shared(ids_BT[:, : int(length_B.max())], length_B, source_B, ids_BT[:, :0])
-    width = max(map(len, prefixes))
-    padded = [[*prefix, *[0] * (width - len(prefix))] for prefix in prefixes]
-    rest = int((length_B - prefix_B).max())
-    columns_BS = prefix_B[:, None] + torch.arange(rest, device=ids_BT.device)
-    rest_BS = ids_BT.gather(1, columns_BS.clamp(max=ids_BT.shape[1] - 1))
-    return _Shared(ids_BT.new_tensor(padded), ids_BT.new_tensor(list(map(len, prefixes))), ids_BT.new_tensor(source), rest_BS)
+    places = []
+    for row, length in zip(rows, prefix_lengths, strict=True):
+        prefix = tuple(row[:length])
+        if prefix not in prefixes:
+            prefixes[prefix] = len(ids)
+            segments.append((len(ids), length, 0, 0))
+            ids += prefix
+            positions += range(length)
+        places.append((prefixes[prefix], length, len(ids)))
+        if len(row) > length:
+            segments.append((len(ids), len(row) - length, prefixes[prefix], length))
+            ids += row[length:]
+            positions += range(length, len(row))
+    return Rows(np.array(ids), np.array(positions), np.array(segments), *np.array(places).T)
 
 
 def states_before(model: Any, ids_BT: Tensor, mask_BT: Tensor) -> Tensor:
@@ -206,45 +251,14 @@ def states_before(model: Any, ids_BT: Tensor, mask_BT: Tensor) -> Tensor:
     if not can_fuse(model):
         # Padding needs no attention mask: under causal attention nothing real sees what comes after it.
         return model.base_model(input_ids=ids_BT[:, :-1], use_cache=False).last_hidden_state[mask_BT[:, 1:].bool()]
-    rows_N, before_N = mask_BT[:, 1:].nonzero(as_tuple=True)
     wanted_BT = mask_BT[:, 1:].int()
     # The state before column c + 1 is that of token c: the last one is needed, and all up to the first may be shared.
-    length_B = (wanted_BT * torch.arange(1, ids_BT.shape[1], device=ids_BT.device)).amax(1).clamp(min=1)
+    length_B = (wanted_BT * torch.arange(1, ids_BT.shape[1])).amax(1).clamp(min=1)
     prefix_B = torch.minimum(wanted_BT.argmax(1) + 1, length_B)
-    parts = split_prefixes(ids_BT, length_B, prefix_B)
-    x_ND, epsilon, norm_D = _run(FusedModel(model, parts.prefix_PL.shape[1] + parts.rest_BS.shape[1]), parts)
-    (prefixes, width), rest = parts.prefix_PL.shape, parts.rest_BS.shape[1]
-    beyond_N = before_N - parts.prefix_length_P[parts.source_B[rows_N]]
-    in_prefix_N = parts.source_B[rows_N] * width + before_N
-    place_N = torch.where(beyond_N < 0, in_prefix_N, prefixes * width + rows_N * rest + beyond_N)
-    return normalise(x_ND[place_N], epsilon) * norm_D
-
-
-def _run(fused: FusedModel, parts: _Shared) -> tuple[Tensor, Tensor, Tensor]:
-    """Residual stream after the last layer, [P * L + B * S, D], prefixes first; epsilon and weight of the last norm."""
-    (prefixes, width), (rows, rest) = parts.prefix_PL.shape, parts.rest_BS.shape
-    ids_N = torch.cat([parts.prefix_PL.flatten(), parts.rest_BS.flatten()])
-    start_B11 = parts.prefix_length_P[parts.source_B][:, None, None]
-    slots_L = torch.arange(width + rest, device=ids_N.device)
-    positions_N = torch.cat([slots_L[:width].repeat(prefixes), (start_B11 + slots_L[:rest]).flatten()])
-    rotation_N1D = fused.rotation_TD[positions_N][:, None]
-    x_ND = nn.functional.embedding(ids_N, fused.embedding)
-    zero = x_ND.new_zeros(())
-    causal_TL = torch.where(slots_L[:width] > slots_L[:width, None], -torch.inf, zero)
-    gap_B1L = (slots_L >= start_B11) & (slots_L < width)
-    hidden_BSL = gap_B1L[: 1 if bool((start_B11 == width).all()) else rows] | (slots_L - width > slots_L[:rest, None])
-    behind_BSL = torch.where(hidden_BSL, -torch.inf, zero)
-    heads, kv_heads, count = fused.heads, fused.kv_heads, prefixes * width
-    for layer in fused.layers:
-        qk, values = fused.project(layer, x_ND, rotation_N1D)
-        queries, keys = qk.split([heads, kv_heads], 1)
-        query, key, value = (part[:count].view(prefixes, width, -1, fused.width) for part in (queries, keys, values))
-        attended_ND = fused.attend(query, key, value, causal_TL[None, None])
-        if rest:
-            later = (part[count:].view(rows, rest, -1, fused.width) for part in (queries, keys, values))
-            query, later_key, later_value = later
-            key = torch.cat([key[parts.source_B], later_key], 1)
-            value = torch.cat([value[parts.source_B], later_value], 1)
-            attended_ND = torch.cat([attended_ND, fused.attend(query, key, value, behind_BSL[:, None])])
-        x_ND = fused.finish(layer, x_ND, attended_ND)
-    return x_ND, fused.epsilon, fused.norm_D
+    rows = pack([ids[:length] for ids, length in zip(ids_BT.tolist(), length_B.tolist(), strict=True)], prefix_B.tolist())
+    fused = FusedModel(model, int(length_B.max()))
+    x_ND, _ = fused.run(rows)
+    row_N, before_N = (index.numpy() for index in wanted_BT.nonzero(as_tuple=True))
+    beyond_N = before_N - rows.prefix_length_B[row_N]
+    place_N = np.where(beyond_N < 0, rows.prefix_B[row_N] + before_N, rows.rest_B[row_N] + beyond_N)
+    return fused.last_norm(x_ND[torch.from_numpy(place_N)]) * fused.norm_D

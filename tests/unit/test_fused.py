@@ -8,7 +8,7 @@ import torch
 from torch import nn
 from transformers import LlamaConfig, LlamaForCausalLM, Qwen3Config, Qwen3ForCausalLM
 
-from common.fused import can_fuse, split_prefixes, states_before
+from common.fused import can_fuse, pack, states_before
 
 SHAPE = {
     "vocab_size": 40,
@@ -110,24 +110,31 @@ def test_tokens_behind_the_last_masked_one_change_nothing():
     assert torch.equal(states_before(model, changed_BT, mask_BT), before)
 
 
-def test_equal_prefixes_are_found_once():
-    ids_BT = torch.tensor([[1, 2, 3, 7, 8, 0], [1, 2, 3, 9, 0, 0], [4, 5, 6, 7, 8, 9], [1, 2, 6, 7, 0, 0]])
-    parts = split_prefixes(ids_BT, torch.tensor([5, 4, 6, 4]), torch.tensor([3, 3, 1, 2]))
-    assert parts.prefix_PL.tolist() == [[1, 2, 3], [4, 0, 0], [1, 2, 0]]
-    assert parts.prefix_length_P.tolist() == [3, 1, 2]
-    assert parts.source_B.tolist() == [0, 0, 1, 2]
-    assert [row[:n] for row, n in zip(parts.rest_BS.tolist(), (2, 1, 5, 2), strict=True)] == [
-        [7, 8],
-        [9],
-        [5, 6, 7, 8, 9],
-        [6, 7],
+def test_equal_prefixes_are_packed_once():
+    rows = pack([[1, 2, 3, 7, 8], [1, 2, 3, 9], [4, 5, 6], [4, 5, 6, 7], [4]], [3, 3, 1, 2, 1])
+    assert rows.ids_N.tolist() == [1, 2, 3, 7, 8, 9, 4, 5, 6, 4, 5, 6, 7]
+    assert rows.position_N.tolist() == [0, 1, 2, 3, 4, 3, 0, 1, 2, 0, 1, 2, 3]
+    assert rows.segment_S4.tolist() == [
+        [0, 3, 0, 0],
+        [3, 2, 0, 3],
+        [5, 1, 0, 3],
+        [6, 1, 0, 0],
+        [7, 2, 6, 1],
+        [9, 2, 0, 0],
+        [11, 2, 9, 2],
     ]
+    assert rows.prefix_B.tolist() == [0, 0, 6, 9, 6]
+    assert rows.prefix_length_B.tolist() == [3, 3, 1, 2, 1]
+    assert rows.rest_B.tolist() == [3, 5, 7, 11, 13]
 
 
-def test_without_shared_prefixes_rows_stay_whole():
-    ids_BT = torch.tensor([[1, 2, 3, 0], [4, 5, 6, 7]])
-    parts = split_prefixes(ids_BT, torch.tensor([3, 3]), torch.tensor([2, 1]))
-    assert (parts.prefix_PL.tolist(), parts.rest_BS.shape) == ([[1, 2, 3], [4, 5, 6]], (2, 0))
+def test_a_diverged_model_says_so():
+    """NaN in the weights must come out as NaN, whatever the compiled loops reorder."""
+    model, (ids_BT, mask_BT) = qwen3(), CASES["ragged prompts"]
+    with torch.no_grad():
+        model.model.layers[0].self_attn.v_proj.weight[3, 5] = float("nan")
+    assert states_before(model, ids_BT, mask_BT).isnan().all(1).any()
+    assert can_fuse(model)
 
 
 def test_what_is_left_to_the_own_forward():
