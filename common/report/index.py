@@ -1,13 +1,15 @@
-"""What is generated beside the reports: results/README.md, the result blocks of the READMEs, and docs/metrics.md."""
+"""What is generated beside the reports: results/README.md, the READMEs' result blocks, docs/metrics.md, performance.md."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from common.claims import Claims, load_claims
 from common.metrics import document
+from common.report import performance
 from common.report.build import Result, load, main_table, tally
 from common.report.tables import Table, finding_text
 
@@ -110,9 +112,13 @@ def report_block(root: Path, results: Path, experiment: Experiment) -> str:
     return "\n".join([*parts, main_table(result).markdown])
 
 
-def replaced(path: Path, block: tuple[str, str], text: str) -> str:
-    """The file's text with the generated block renewed; ValueError unless each marker is there once, in order."""
-    old = path.read_text(encoding="utf-8") if path.is_file() else ""
+def replaced(path: Path, block: tuple[str, str], text: str, old: str | None = None) -> str:
+    """The file's text with the generated block renewed; ValueError unless each marker is there once, in order.
+
+    `old`: the text to start from where another block of the file has been renewed already.
+    """
+    if old is None:
+        old = path.read_text(encoding="utf-8") if path.is_file() else ""
     begin, end = block
     if old.count(begin) != 1 or old.count(end) != 1 or old.index(begin) > old.index(end):
         raise ValueError(f"{path} needs one line {begin} and, after it, one line {end}")
@@ -124,6 +130,9 @@ def generated(root: Path, results: Path) -> dict[Path, str]:
     experiments = find_experiments(root)
     own = {f"{e.claims.experiment} {e.claims.title}": e.claims.own_metrics for e in experiments}
     texts = {results / "README.md": index(results, experiments), root / "docs" / "metrics.md": document(own)}
+    bench = results / "bench" / "bench.json"
+    if bench.is_file():
+        texts[root / "docs" / "performance.md"] = performance.page(json.loads(bench.read_text(encoding="utf-8")))
     front = root / "README.md"
     texts[front] = replaced(front, RESULTS_BLOCK, results_block(root, results, experiments))
     for experiment in experiments:
