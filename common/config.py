@@ -37,7 +37,7 @@ FIRST_REPORT_SEED = 100  # seeds below belong to tuning on validation items and 
 GROUPS = ("scale", "tracker", "debug")
 UNCHANGED = {"tracker": "none", "debug": "off"}
 SELECTION_KEYS = ("seeds", "first_seed", "arms")  # choose cells; the cells themselves stay the same
-MACHINE_KEYS = ("workers", "tracker", "runs_dir", "results_dir")  # change no number, so make no variant
+MACHINE_KEYS = ("workers", "launcher", "tracker", "runs_dir", "results_dir", "dry")  # change no number, so make no variant
 FILLED_KEYS = ("experiment", "scale", "variant", "overrides", "selection")  # set by `compose`, never typed
 
 
@@ -55,6 +55,7 @@ class Common:
     overrides: list[str] = field(default_factory=list)
     selection: list[str] = field(default_factory=list)
     workers: int = 2
+    launcher: str = "local"
     threads: int = 1
     device: str = "cpu"
     dtype: str = "float32"
@@ -66,6 +67,7 @@ class Common:
     def check(self) -> None:
         """Raises ConfigError on an impossible combination. A subclass calls super().check() and adds its own rules."""
         one_of("study", self.study, ("main", "ablation"))
+        one_of("launcher", self.launcher, ("local", "ray"))
         one_of("dtype", self.dtype, ("float32", "bfloat16", "float16"))
         one_of("tracker", self.tracker, ("none", "wandb", "trackio", "tensorboard"))
         one_of("device", re.sub(r"^cuda:\d+$", "cuda", self.device), ("auto", "cpu", "cuda", "mps"))
@@ -139,6 +141,12 @@ def cli(number: str, schema: type[Settings], main: Callable[[Settings], int], *,
 def seed_list(settings: Common) -> list[int]:
     """The seeds of the run: first_seed, first_seed + 1, ..."""
     return list(range(settings.first_seed, settings.first_seed + settings.seeds))
+
+
+def number_keys(settings: Common, *apart: str) -> dict[str, Any]:
+    """What the numbers of any cell depend on: all settings but those that choose cells or machines, and but `apart`."""
+    skipped = {*SELECTION_KEYS, *MACHINE_KEYS, "study", "selection", *apart}
+    return {key: value for key, value in vars(settings).items() if key not in skipped}
 
 
 def run_folder(settings: Common) -> Path:

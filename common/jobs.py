@@ -253,11 +253,13 @@ def run_jobs(
     on_done: Callable[[Job, dict[str, Any] | None], None] | None = None,
     logs: Path | None = None,
     quiet: bool = False,
+    launcher: str = "local",
 ) -> list[Failure]:
     """Run jobs on `workers` spawned processes of `threads` threads each; returns the failures in job order.
 
     `on_done(job, result)` is called in this process after each job that ended well. `logs`: folder that keeps what
     each job printed, `<name>.log`. SIGINT and SIGTERM end all workers and are passed on; nothing finished is lost.
+    `launcher`: local, or ray for the same on Ray (common.backends.ray_launcher).
     """
     if workers < 1 or threads < 1:
         raise ValueError(f"run_jobs workers={workers}, threads={threads}: both must be at least 1.")
@@ -267,6 +269,10 @@ def run_jobs(
         if logs is None:
             logs = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         logs.mkdir(parents=True, exist_ok=True)
+        if launcher == "ray":
+            from common.backends.ray_launcher import run_on_ray  # needs the extra [verl]
+
+            return run_on_ray(jobs, workers=workers, threads=threads, on_done=on_done, logs=logs, quiet=quiet)
         pool: list[Worker] = []
         live = LiveLine(quiet=quiet)
         stack.callback(live.close)

@@ -84,7 +84,8 @@ def card(
     rows = [f"| {row['split']} | {row['metric']} | {_number(row['value'])} | {row['n']} |" for row in records]
     table = ["| split | metric | value | n |", "| --- | --- | --- | --- |", *rows] if rows else ["No final record."]
     spent = [f"- {key}: {_number(value)}" for key, value in cost.items()] or ["- not recorded"]
-    keys = {key: value for key, value in asdict(chosen).items() if key not in ("runs_dir", "results_dir", "workers")}
+    silent = ("runs_dir", "results_dir", "workers", "launcher")
+    keys = {key: value for key, value in asdict(chosen).items() if key not in silent}
     configuration = yaml.safe_dump(keys, sort_keys=False, allow_unicode=True).rstrip()
     return "\n".join([
         "---", yaml.safe_dump(front, sort_keys=False, allow_unicode=True).rstrip(), "---", "",

@@ -2,20 +2,23 @@
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+from common import smollm2
+from common.backends import trl, trl_sft
 from common.checkpoints import load_model, save_model
 from common.compute import Budget, Meter
 from common.config import load_algo
-from common.episodes import Episode, run_episodes
-from common.files import read_json, write_json
+from common.episodes import Episode
 from common.grpo import train_grpo
 from common.lora import add_adapter, learning_rate
 from common.models import build_decoder, parameter_count
 from common.ppo import train_ppo
+from common.rejection import RejectionConfig, Samples, row_batches, verified_samples
 from common.runlog import RunLog
-from common.seeding import generator, python_random
+from common.seeding import generator
 from common.sft import SftBatch, pad_rows, train_sft
 from common.stages import stage
 from experiments.exp_7_11_general_points import data, hands
@@ -24,7 +27,10 @@ from experiments.exp_7_11_general_points.settings import Branch, Settings
 
 HERE = "experiments.exp_7_11_general_points."
 TEXT_CODE = [HERE + "data", HERE + "hands", HERE + "prompts", "common.tokenizers", "common.seeding"]
-SFT_CODE = [*TEXT_CODE, *(f"common.{name}" for name in ("sft", "muon", "models", "lora", "losses", "episodes", "fused"))]
+SFT_CODE = [
+    *TEXT_CODE,
+    *(f"common.{name}" for name in ("sft", "muon", "models", "lora", "losses", "target_losses", "episodes", "fused")),
+]
 
 
 def stage_log(settings: Settings, folder: Path, name: str, seed: int) -> RunLog:
@@ -60,7 +66,7 @@ def base_stage(settings: Settings, base_seed: int, prior: str) -> Path:
         finish_stage(model, tokenizer, folder)
 
     def copy(folder: Path) -> None:
-        save_model(*load_model(str(settings.model_path), dtype=settings.dtype), folder / "model")
+        save_model(*load_model(smollm2.resolve(str(settings.model_path)), dtype=settings.dtype), folder / "model")
 
     root = Path(settings.runs_dir) / "stages"
     if settings.model_path is not None:
@@ -134,17 +140,20 @@ def train_branch(
         meter = _train_rl(settings, branch, model, tokenizer, split_seed, seed, budget, folder, log, evaluator, points)
         return model, meter
     config = replace(settings.sft, lr=learning_rate(settings.algo.get("lr") or branch.lr or settings.sft.lr, settings.lora))
+    train = partial(trl_sft.train_sft, tokenizer=tokenizer) if settings.backend == "trl" else train_sft
     if branch.method == "sft":
         batch_at = demonstration_batches(settings, tokenizer, split_seed, branch.demonstrations, seed, config.batch_size)
-        return model, train_sft(model, batch_at, config, budget=budget, log=log, folder=folder, **points)
-    rows, spent = verified_samples(settings, model, tokenizer, split_seed, seed, folder, evaluator)
-    if not rows:  # nothing to learn from: the arm stays at its start, and its numbers say so
+        return model, train(model, batch_at, config, budget=budget, log=log, folder=folder, **points)
+    spent = Meter(parameter_count(model))
+    samples = own_answers(settings, model, tokenizer, split_seed, seed, folder, evaluator)
+    spent.add_forward(samples.tokens_forward)
+    if not samples.rows:  # nothing to learn from: the arm stays at its start, and its numbers say so
         print(f"RFT: none of the start's answers under seed {seed} is right; lengthen the start (start_steps) to train it")
         return model, spent
-    batch_at = _row_batches(rows, tokenizer.pad_token_id, seed, config.batch_size)
+    batch_at = row_batches(samples.rows, tokenizer.pad_token_id, config.batch_size, seed, "rft")
     points["evaluate"] = lambda step, flops: evaluator.curve(model, round(100 * (spent.flops + flops) / whole))
     left = Budget(flops=max(0.0, whole - spent.flops))
-    meter = train_sft(model, batch_at, config, budget=left, log=log, folder=folder, **points)
+    meter = train(model, batch_at, config, budget=left, log=log, folder=folder, **points)
     meter.add_forward(spent.tokens_forward)
     return model, meter
 
@@ -154,7 +163,8 @@ def _train_rl(settings, branch, model, tokenizer, split_seed, seed, budget, fold
     own = {"max_new_tokens": settings.max_new_tokens, "max_turns": branch.iterations, **lr, **branch.changes}
     algo = load_algo(branch.algo, own, settings.algo)
     train = train_hands(settings, split_seed)
-    loop = train_ppo if algo.name == "ppo" else train_grpo
+    grpo = trl.train_grpo if settings.backend == "trl" else train_grpo
+    loop = train_ppo if algo.name == "ppo" else grpo
     return loop(
         model,
         tokenizer,
@@ -169,39 +179,25 @@ def _train_rl(settings, branch, model, tokenizer, split_seed, seed, budget, fold
     )
 
 
-def verified_samples(
+def own_answers(
     settings: Settings, model: Any, tokenizer: Any, split_seed: int, seed: int, folder: Path, evaluator: Evaluator
-) -> tuple[list[data.Row], Meter]:
+) -> Samples:
     """RFT's data: the start's own right answers on training hands, distinct per hand and capped, and what sampling cost.
 
     ``rft_samples`` answers per hand; of each hand at most ``rft_keep`` with different formulas, the first ones sampled.
     """
-    meter, file = Meter(parameter_count(model)), folder / "samples.json"
-    if (saved := read_json(file)) is not None:
-        meter.add_forward(saved["tokens_forward"])
-        return [(ids, mask) for ids, mask in saved["rows"]], meter
     train = train_hands(settings, split_seed)
-    episodes: list[Episode] = run_episodes(
+    return verified_samples(
         model,
         tokenizer,
         evaluator.make_env,
         data.evaluation_tasks(train, hands.TRAINING_RULE, seed, 1),
-        group_size=settings.rft_samples,
-        max_new_tokens=settings.max_new_tokens,
-        generator=generator(seed, "rft"),
+        RejectionConfig(candidates=settings.rft_samples, cap=settings.rft_keep, max_new_tokens=settings.max_new_tokens),
+        _formula,
+        stream=generator(seed, "rft"),
+        file=folder / "samples.json",
     )
-    rows: list[data.Row] = []
-    kept: dict[int, set[str]] = {}
-    for episode in episodes:
-        formulas = kept.setdefault(episode.group, set())
-        formula = episode.texts[0].rsplit('"formula"', 1)[-1]
-        if episode.success and formula not in formulas and len(formulas) < settings.rft_keep:
-            formulas.add(formula)
-            rows.append((episode.ids, episode.mask))
-    meter.add_forward(sum(episode.tokens_forward for episode in episodes))
-    write_json(file, {"tokens_forward": meter.tokens_forward, "rows": rows})
-    return rows, meter
 
 
-def _row_batches(rows: list[data.Row], pad_id: int, seed: int, count: int) -> Callable[[int], SftBatch]:
-    return lambda step: pad_rows(python_random(seed, "rft", step).choices(rows, k=count), pad_id)
+def _formula(episode: Episode) -> str:
+    return episode.texts[0].rsplit('"formula"', 1)[-1]

@@ -9,19 +9,22 @@ report's intervals cover other bases and other splits; arms of one seed share bo
 from functools import partial
 from pathlib import Path
 
+from common import smollm2
 from common.checkpoints import load_model, save_model
-from common.config import cli, result_folder, run_folder, seed_list
+from common.config import cli, number_keys, result_folder, run_folder, seed_list
 from common.jobs import Cell, Job, cell_folder, complete_cell, run_jobs
 from common.provenance import collect
 from common.records import read_jsonl
 from common.report.build import build
 from common.runlog import RunLog
 from common.stages import fingerprint
-from experiments.exp_7_11_general_points import branches
+from experiments.exp_7_11_general_points import branches, cluster
 from experiments.exp_7_11_general_points.evaluate import Evaluator
 from experiments.exp_7_11_general_points.figures import figures, sections
+from experiments.exp_7_11_general_points.pages import pages
 from experiments.exp_7_11_general_points.settings import Settings
 
+__all__ = ["figures", "main", "pages", "sections"]
 NUMBER = "7-11"
 TITLE = "GeneralPoints (text): does RL generalise where SFT memorises?"
 CLAIMS = Path(__file__).with_name("claims.yaml")
@@ -32,8 +35,10 @@ CODE = [
         f"common.{name}"
         for name in ("advantages", "decoding", "episodes", "evaluation", "grpo", "loop", "losses", "policy", "ppo", "rollout")
     ),
+    "common.rejection",
     *(f"common.verifiers.{name}" for name in ("answers", "expressions")),
 ]
+BACKEND_CODE = {"native": [], "trl": [f"common.{name}" for name in ("backends.trl", "backends.trl_sft", "trl_adapter")]}
 
 
 def origin(settings: Settings, seed: int) -> tuple[int, int]:
@@ -66,18 +71,13 @@ def run_cell(settings: Settings, arm: str, seed: int) -> dict:
     """Job: one arm under one seed, from its start to its final records and saved model."""
     start, stages = start_of(settings, arm, seed)
     folder = cell_folder(run_folder(settings), Cell(arm, seed))
-    key = fingerprint([settings.branches[arm], _result_keys(settings), seed], CODE, [start])
+    code = [*CODE, *BACKEND_CODE[settings.backend]]
+    key = fingerprint([settings.branches[arm], number_keys(settings, "branches", "cluster"), seed], code, [start])
     complete_cell(folder, key, partial(train_and_evaluate, settings, arm, seed, start, folder))
     final = [row for row in read_jsonl(folder / "records.jsonl") if row["final"] and row["metric"] == "success"]
     success = {row["split"]: row["value"] for row in final}
     headline = f"success {success['id']:.1%} in distribution, {success['ood']:.1%} out of it"
     return {"stages": [str(path) for path in stages], "headline": headline}
-
-
-def _result_keys(settings: Settings) -> dict:
-    """The settings that an arm's numbers depend on, beside its own branch and the stages."""
-    skipped = ("seeds", "first_seed", "arms", "study", "workers", "tracker", "runs_dir", "results_dir", "selection")
-    return {key: value for key, value in vars(settings).items() if key not in (*skipped, "branches")}
 
 
 def train_and_evaluate(settings: Settings, arm: str, seed: int, start: Path, folder: Path) -> None:
@@ -114,6 +114,10 @@ def plan(settings: Settings, seeds: list[int], arms: list[str]) -> list[Job]:
 
 def main(settings: Settings) -> int:
     """Runs the chosen cells on the worker processes, gathers them and writes the report; 1 if a cell failed."""
+    if settings.scale == "cluster":
+        return cluster.main(settings)
+    if settings.model_path is not None:
+        smollm2.resolve(settings.model_path)  # says what to do where that model has not been made yet
     seeds, arms = seed_list(settings), settings.chosen()
     cells = [Cell(arm, seed) for seed in seeds for arm in arms]
     stages: dict[str, None] = {}
@@ -125,7 +129,8 @@ def main(settings: Settings) -> int:
             print(f"{job.name}: {result['headline']}")
 
     jobs = plan(settings, seeds, arms)
-    failures = run_jobs(jobs, workers=settings.workers, threads=settings.threads, on_done=on_done, logs=folder / "logs")
+    pool = {"workers": settings.workers, "threads": settings.threads, "launcher": settings.launcher}
+    failures = run_jobs(jobs, **pool, on_done=on_done, logs=folder / "logs")
     for failure in failures:
         print(f"failed: {failure.name}: {failure.error}")
     results = result_folder(settings)

@@ -3,6 +3,8 @@
 from dataclasses import dataclass, field
 from typing import Any
 
+from common.backends import trl, trl_sft
+from common.backends.verl_plan import Cluster
 from common.config import Common, load_algo
 from common.lora import LoraSettings
 from common.models import DecoderConfig
@@ -47,6 +49,7 @@ class EvaluationConfig:
 class Settings(Common):
     """All keys of the experiment."""
 
+    backend: str
     model_path: str | None
     model: DecoderConfig
     lora: LoraSettings
@@ -69,6 +72,8 @@ class Settings(Common):
     train_hands: int | None
     evaluation: EvaluationConfig
     branches: dict[str, Branch]
+    cluster: Cluster | None = None
+    dry: bool = False
 
     def check(self) -> None:
         """Raises ConfigError on values that cannot work together."""
@@ -77,6 +82,9 @@ class Settings(Common):
             within(key, getattr(self, key), 1)
         within("branch_flops", self.branch_flops, 0, above=True)
         one_of("reward", self.reward, ("ladder", "outcome"))
+        one_of("backend", self.backend, ("native", "trl"))
+        if self.backend == "trl" and self.scale == "cluster":
+            raise ConfigError("backend=trl: scale=cluster trains through verl; allowed there is backend=native.")
         if self.model.hidden % self.model.heads or self.model.hidden // self.model.heads % 2:
             raise ConfigError(f"model.hidden={self.model.hidden}: must be an even multiple of model.heads={self.model.heads}.")
         for prior in self.priors:
@@ -95,7 +103,11 @@ class Settings(Common):
             within(f"branches.{name}.iterations", branch.iterations, 1, 10)
             if branch.method == "rl":
                 own = {"max_new_tokens": self.max_new_tokens, "max_turns": branch.iterations, **branch.changes}
-                load_algo(branch.algo, own, self.algo if name in self.chosen() else {})
+                algo = load_algo(branch.algo, own, self.algo if name in self.chosen() else {})
+                if self.backend == "trl" and name in self.chosen():
+                    trl.check_algorithm(algo)
+            elif self.backend == "trl" and branch.method in ("sft", "rft") and name in self.chosen():
+                trl_sft.check_config(self.sft)
         for arm in self.arms or []:
             one_of("arms", arm, self.branches)
         if self.scale == "gpu" and self.model_path is None:

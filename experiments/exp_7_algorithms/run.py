@@ -10,7 +10,7 @@ from functools import partial
 from pathlib import Path
 
 from common.checkpoints import load_model, save_model
-from common.config import cli, result_folder, run_folder, seed_list
+from common.config import cli, number_keys, result_folder, run_folder, seed_list
 from common.jobs import Cell, Job, cell_folder, complete_cell, run_jobs
 from common.provenance import collect
 from common.records import read_jsonl
@@ -61,18 +61,12 @@ def run_cell(settings: Settings, arm: str, seed: int) -> dict:
     """Job: one arm under one seed, from its start to its final records and saved model."""
     start, extra, built = inputs_of(settings, arm, seed)
     folder = cell_folder(run_folder(settings), Cell(arm, seed))
-    key = fingerprint([settings.branches[arm], result_keys(settings), seed], CODE, [start, *extra.values()])
+    key = fingerprint([settings.branches[arm], number_keys(settings, "branches"), seed], CODE, [start, *extra.values()])
     complete_cell(folder, key, partial(train_and_evaluate, settings, arm, seed, start, extra, folder))
     final = [row for row in read_jsonl(folder / "records.jsonl") if row["final"] and row["metric"] == "success"]
     success = {row["split"]: row["value"] for row in final}
     headline = f"success {success['id']:.1%} on chains of trained lengths, {success['ood']:.1%} on longer ones"
     return {"stages": [str(path) for path in built], "headline": headline}
-
-
-def result_keys(settings: Settings) -> dict:
-    """The settings that an arm's numbers depend on, beside its own branch and the stages."""
-    skipped = ("seeds", "first_seed", "arms", "study", "workers", "tracker", "runs_dir", "results_dir", "selection")
-    return {key: value for key, value in vars(settings).items() if key not in (*skipped, "branches")}
 
 
 def train_and_evaluate(settings: Settings, arm: str, seed: int, start: Path, extra: dict[str, Path], folder: Path) -> None:
@@ -129,7 +123,8 @@ def main(settings: Settings) -> int:
             print(f"{job.name}: {result['headline']}")
 
     jobs = plan(settings, seeds, names)
-    failures = run_jobs(jobs, workers=settings.workers, threads=settings.threads, on_done=on_done, logs=folder / "logs")
+    pool = {"workers": settings.workers, "threads": settings.threads, "launcher": settings.launcher}
+    failures = run_jobs(jobs, **pool, on_done=on_done, logs=folder / "logs")
     for failure in failures:
         print(f"failed: {failure.name}: {failure.error}")
     results = result_folder(settings)

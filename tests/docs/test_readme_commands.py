@@ -13,7 +13,7 @@ from scripts.experiment import folders, load
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted(ROOT.glob("experiments/*/README.md"))]
-MAKE_VARIABLES = {"SCALE", "SEEDS", "ARGS", "STUDY", "ARM", "SEED", "CHECK", "PYTHON", "HF_HUB_OFFLINE", "WANDB_MODE"}
+MAKE_VARIABLES = {"SCALE", "SEEDS", "ARGS", "STUDY", "ARM", "SEED", "CHECK", "DRY", "PYTHON", "HF_HUB_OFFLINE", "WANDB_MODE"}
 
 
 def commands(page: Path) -> list[str]:

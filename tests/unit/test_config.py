@@ -19,6 +19,7 @@ from common.config import (
     ConfigError,
     cli,
     compose,
+    number_keys,
     result_folder,
     run_folder,
     seed_list,
@@ -291,6 +292,14 @@ def test_e08_tuning_seeds_never_reach_the_results(conf: Path) -> None:
     tuning = toy(conf, "first_seed=0")
     assert result_folder(tuning) == run_folder(tuning) / "tuning-results"
     assert result_folder(toy(conf, "debug=on")).is_relative_to(ROOT / "runs")
+
+
+def test_numbers_depend_on_the_method_and_not_on_which_cells_run_where(conf: Path) -> None:
+    base = number_keys(toy(conf), "overrides", "variant")
+    same = toy(conf, "seeds=9", "workers=1", "launcher=ray", "tracker=tensorboard", "study=ablation")
+    assert number_keys(same, "overrides", "variant") == base and base["steps"] == toy(conf).steps
+    assert number_keys(toy(conf, "rate=0.25"), "overrides", "variant") != base
+    assert "inner" not in number_keys(toy(conf), "inner")
 
 
 def test_folders(conf: Path) -> None:

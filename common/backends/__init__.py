@@ -1,0 +1,1 @@
+"""The same task, reward and algorithm under other trainers; nothing here is needed by the native loops."""
