@@ -60,23 +60,16 @@ def _make_platform() -> Any:
         def device_count(self) -> int:
             return 1
 
-        def set_device(self, device_index: int) -> None:
-            pass
-
-        def synchronize(self, device_index: int | None = None) -> None:
-            pass
-
         def manual_seed(self, seed: int) -> None:
             torch.manual_seed(seed)
 
-        def manual_seed_all(self, seed: int) -> None:
-            torch.manual_seed(seed)
+        manual_seed_all = manual_seed
 
-        def set_allocator_settings(self, settings: str) -> None:
-            pass
+        def nothing(self, *_: Any, **__: Any) -> None:
+            """What only an accelerator has to do."""
 
-        def empty_cache(self) -> None:
-            pass
+        set_device = synchronize = set_allocator_settings = empty_cache = nothing
+        profiler_start = profiler_stop = cudart = nothing
 
         def get_device_capability(self, device_index: int = 0) -> tuple[None, None]:
             return None, None
@@ -91,12 +84,6 @@ def _make_platform() -> Any:
         def nvtx_range(self, msg: str) -> Iterator[None]:
             yield
 
-        def profiler_start(self) -> None:
-            pass
-
-        def profiler_stop(self) -> None:
-            pass
-
         def ray_resource_name(self) -> str:
             return "GPU"
 
@@ -105,9 +92,6 @@ def _make_platform() -> Any:
 
         def is_ipc_supported(self) -> bool:
             return False
-
-        def cudart(self) -> None:
-            return None
 
     return CpuPlatform()
 
