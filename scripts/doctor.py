@@ -82,9 +82,9 @@ def memory_gib() -> float:
 
 
 def with_scale(scale: str) -> str:
-    """The experiments that have this scale, such as "7-1, 7-11", by number."""
+    """The experiments that have this scale, such as "7-1, 7-11, 7-algorithms", numbers first."""
     names = [path.parent.name for path in ROOT.glob(f"conf/experiment/*/{scale}.yaml")]
-    return ", ".join(sorted(names, key=lambda name: [int(part) for part in name.split("-")]))
+    return ", ".join(sorted(names, key=lambda name: [(not part.isdigit(), part.zfill(3)) for part in name.split("-")]))
 
 
 def scale_lines(missing: list[str], gpu: str | None, extra_missing: list[str]) -> list[str]:

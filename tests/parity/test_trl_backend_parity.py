@@ -54,7 +54,7 @@ def task_at(step, n):
 GRPO = AlgoConfig(name="grpo", prompts_per_step=6, group_size=4, max_new_tokens=4, lr=LR, adam_eps=1e-3)
 
 
-def train(run, algo, folder, steps=1, lora=False, tasks=task_at, **kwargs):
+def train(run, algo, folder, steps=1, lora=False, tasks=task_at, reference_seed=None):
     model = build_decoder(SHAPE, TOKENIZER, 0)
     model.get_input_embeddings().padding_idx = None  # an untrained policy writes the pad token too: the one known gap
     if lora:
@@ -65,7 +65,9 @@ def train(run, algo, folder, steps=1, lora=False, tasks=task_at, **kwargs):
                     parameter.copy_(torch.linspace(-0.1, 0.1, parameter.numel()).view_as(parameter))
     with RunLog(folder, LABELS, quiet=True) as log:
         budget = Budget(steps=steps)
-        meter = run(model, TOKENIZER, Game, tasks, algo, seed=0, budget=budget, log=log, folder=folder, **kwargs)
+        reference = None if reference_seed is None else build_decoder(SHAPE, TOKENIZER, reference_seed).eval()
+        where = {"log": log, "folder": folder, "reference": reference}
+        meter = run(model, TOKENIZER, Game, tasks, algo, seed=0, budget=budget, **where)
     rows = read_json_lines(folder / "metrics.jsonl")
     return model, meter, [{k: v for k, v in row.items() if k not in TIMES} for row in rows]
 
@@ -86,6 +88,7 @@ CASES = {
     "token mean": (replace(GRPO, loss_agg="token_mean", clip_high=0.28, max_turns=3), {}),
     "temperature": (replace(GRPO, temperature=0.7), {}),
     "kl": (replace(GRPO, kl_coef=0.5, max_turns=2), {}),
+    "kl to another model": (replace(GRPO, kl_coef=0.5), {"reference_seed": 1}),
     "entropy": (replace(GRPO, loss_agg="token_mean", entropy_coef=0.1), {}),
     "overlong": (replace(GRPO, overlong_buffer=3), {}),
     "truncated": (replace(GRPO, mask_truncated=True, max_new_tokens=6, max_turns=3), {}),

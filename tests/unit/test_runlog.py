@@ -37,10 +37,10 @@ def test_a_record_has_its_keys_in_one_order(tmp_path):
         log.record(split="ood", metric="success", value=0.25, n=4, step=3, items=[1.0, 0.0, 1 / 3, 0])
         log.record(split="test", metric="success", value=1, n=4, step=3, final=True)
     assert (tmp_path / "records.jsonl").read_text() == (
-        '{"experiment": "toy", "scale": "smoke", "variant": null, "arm": "grpo", "seed": 100, "split": "ood", '
-        '"metric": "success", "value": 0.25, "n": 4, "step": 3, "final": false, "items": [1, 0, 0.333333, 0]}\n'
-        '{"experiment": "toy", "scale": "smoke", "variant": null, "arm": "grpo", "seed": 100, "split": "test", '
-        '"metric": "success", "value": 1.0, "n": 4, "step": 3, "final": true}\n'
+        '{"experiment":"toy","scale":"smoke","variant":null,"arm":"grpo","seed":100,"split":"ood",'
+        '"metric":"success","value":0.25,"n":4,"step":3,"final":false,"items":[1,0,0.333333,0]}\n'
+        '{"experiment":"toy","scale":"smoke","variant":null,"arm":"grpo","seed":100,"split":"test",'
+        '"metric":"success","value":1.0,"n":4,"step":3,"final":true}\n'
     )
 
 
