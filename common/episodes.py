@@ -75,6 +75,7 @@ def run_episodes(
     top_k: int = 0,
     generator: torch.Generator | None = None,
     batch_size: int = 1024,
+    openings: Sequence[Sequence[int]] | None = None,
 ) -> list[Episode]:
     """Plays ``group_size`` episodes of each task; returns len(tasks) * group_size episodes, task-major.
 
@@ -82,11 +83,14 @@ def run_episodes(
     samples up to ``max_new_tokens`` tokens. The episode ends when the environment terminates or truncates it, after
     ``max_turns`` turns, or when the row would outgrow the model's context; an end by limit sets ``truncated``. A turn
     cut off by ``max_new_tokens`` is still given to the environment, and leaves ``truncated`` set if it was the last.
-    ``batch_size``: most episodes in flight together. Raises ValueError when the environment returns a reward that is
-    not one number, or an info without "success" and "reason".
+    ``batch_size``: most episodes in flight together. ``openings``: for each episode, tokens of one length (below
+    ``max_new_tokens``) that its first answer begins with; they count as the policy's, with log-probability 0.0. Raises
+    ValueError when the environment returns a reward that is not one number, or an info without "success" and "reason".
     """
     if min(group_size, max_turns, batch_size) < 1:
         raise ValueError(f"group_size={group_size}, max_turns={max_turns}, batch_size={batch_size} must be at least 1")
+    if openings is not None and (len(openings) != len(tasks) * group_size or len(set(map(len, openings))) > 1):
+        raise ValueError(f"openings={len(openings)}: needs one for each of {len(tasks) * group_size} episodes, of one length")
     settings = {
         "max_new_tokens": max_new_tokens,
         "temperature": temperature,
@@ -98,11 +102,12 @@ def run_episodes(
     episodes: list[Episode] = []
     for start in range(0, len(jobs), batch_size):
         chunk = jobs[start : start + batch_size]
-        episodes += _play(model, tokenizer, make_env, tasks, chunk, max_turns, settings)
+        begun = openings and openings[start : start + batch_size]
+        episodes += _play(model, tokenizer, make_env, tasks, chunk, max_turns, settings, begun)
     return episodes
 
 
-def _play(model, tokenizer, make_env, tasks, jobs, max_turns: int, settings: dict[str, Any]) -> list[Episode]:
+def _play(model, tokenizer, make_env, tasks, jobs, max_turns: int, settings: dict[str, Any], openings=None) -> list[Episode]:
     episodes, envs = [], []
     # The members of a group read the same text; encoding it is dear beside a tiny model's forward.
     encode_start, encode_reply = _remembered(encode_prompt, tokenizer), _remembered(encode_feedback, tokenizer)
@@ -121,7 +126,11 @@ def _play(model, tokenizer, make_env, tasks, jobs, max_turns: int, settings: dic
         active = _drop_too_long(episodes, active, context, settings["max_new_tokens"])
         if not active:
             break
-        completions = sample(model, [episodes[row].ids for row in active], stop_ids=[tokenizer.eos_token_id], **settings)
+        prompts = [episodes[row].ids for row in active]
+        if turn == 0 and openings:  # no row was dropped: a first prompt that is too long is an error
+            completions = _sample_behind(model, prompts, openings, tokenizer.eos_token_id, settings)
+        else:
+            completions = sample(model, prompts, stop_ids=[tokenizer.eos_token_id], **settings)
         going = []
         for row, completion in zip(active, completions, strict=True):
             if turn > 0:
@@ -135,6 +144,17 @@ def _play(model, tokenizer, make_env, tasks, jobs, max_turns: int, settings: dic
     for env in envs:
         env.close()
     return episodes
+
+
+def _sample_behind(model, prompts, openings, stop_id: int, settings: dict[str, Any]) -> list[Completion]:
+    """Completions that begin with the openings."""
+    rest = {**settings, "max_new_tokens": settings["max_new_tokens"] - len(openings[0])}
+    starts = [[*prompt, *opening] for prompt, opening in zip(prompts, openings, strict=True)]
+    sampled = sample(model, starts, stop_ids=[stop_id], **rest)
+    return [
+        Completion([*opening, *end.ids], [0.0] * len(opening) + end.logps, end.finished)
+        for opening, end in zip(openings, sampled, strict=True)
+    ]
 
 
 def _remembered(encode: Callable[..., list[int]], tokenizer: Any) -> Callable[..., list[int]]:
