@@ -151,10 +151,12 @@ def _sample_behind(model, prompts, openings, stop_id: int, settings: dict[str, A
     rest = {**settings, "max_new_tokens": settings["max_new_tokens"] - len(openings[0])}
     starts = [[*prompt, *opening] for prompt, opening in zip(prompts, openings, strict=True)]
     sampled = sample(model, starts, stop_ids=[stop_id], **rest)
-    return [
-        Completion([*opening, *end.ids], [0.0] * len(opening) + end.logps, end.finished)
-        for opening, end in zip(openings, sampled, strict=True)
-    ]
+    completions = []
+    for opening, end in zip(openings, sampled, strict=True):
+        if opening[-1:] == [stop_id]:  # the opening ends the answer, whatever was sampled behind it
+            end = Completion([], [], True)
+        completions.append(Completion([*opening, *end.ids], [0.0] * len(opening) + end.logps, end.finished))
+    return completions
 
 
 def _remembered(encode: Callable[..., list[int]], tokenizer: Any) -> Callable[..., list[int]]:

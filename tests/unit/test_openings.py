@@ -60,6 +60,12 @@ def test_an_opening_is_the_policys_own_token_with_log_probability_zero(calls):
     assert one.tokens_forward == len(prompt) + 3 and other.tokens_forward == 3
 
 
+def test_an_opening_that_is_the_end_token_is_a_whole_answer(calls):
+    ended, other = play([[EOS], [W[1]]], group_size=2)
+    assert ended.ids[ended.prompt_length :] == [EOS] and not ended.truncated
+    assert other.texts == ["w1 w2 "]
+
+
 def test_only_the_first_answer_has_an_opening(calls):
     (episode,) = play([[W[1]]], turns=2)
     assert episode.texts == ["w1 w2 ", "w2 "]
