@@ -5,7 +5,7 @@ tokens, so that a prompt of 700 characters costs about 15 tokens.
 """
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
@@ -41,6 +41,36 @@ def build_phrase_tokenizer(phrases: Sequence[str]) -> PreTrainedTokenizerFast:
         clean_up_tokenization_spaces=False,
         model_input_names=["input_ids", "attention_mask"],
     )
+
+
+class PhraseEncoder:
+    """Text -> ids as a phrase tokenizer does it, by one compiled pattern: several times its speed on short texts.
+
+    Characters outside the vocabulary are skipped; texts of a corpus hold none.
+    """
+
+    def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
+        self.ids = tokenizer.get_vocab()
+        longest_first = sorted(self.ids, key=lambda phrase: (-len(phrase), phrase))
+        self.pattern = re.compile("|".join(re.escape(phrase) for phrase in longest_first))
+        self.bos, self.eos, self.pad = tokenizer.bos_token_id, tokenizer.eos_token_id, tokenizer.pad_token_id
+
+    def __call__(self, text: str) -> list[int]:
+        return [self.ids[piece] for piece in self.pattern.findall(text)]
+
+    def row(self, prompt: str, answer: str) -> tuple[list[int], list[int]]:
+        """(ids, mask) of a prompt and the answer to it with its end token, which are the targets (mask 1)."""
+        head, tail = [self.bos, *self(prompt)], [*self(answer), self.eos]
+        return head + tail, [0] * len(head) + [1] * len(tail)
+
+
+def number_tokens(tokenizer: PreTrainedTokenizerBase, prefixes: Sequence[str], numbers: Iterable[int]) -> dict[int, int]:
+    """Token id -> integer for every token that writes a number behind one of the prefixes ("" for the bare number).
+
+    KeyError where one of them is not a token. For the Fourier start of the embeddings (common.models.build_decoder).
+    """
+    vocabulary = tokenizer.get_vocab()
+    return {vocabulary[f"{prefix}{number}"]: number for number in numbers for prefix in prefixes}
 
 
 def _encode(tokenizer: PreTrainedTokenizerBase, text: str) -> list[int]:

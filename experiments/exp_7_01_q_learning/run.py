@@ -13,13 +13,11 @@ from pathlib import Path
 import numpy as np
 from gymnasium.utils.seeding import np_random
 
-from common.config import cli, result_folder, run_folder, seed_list
-from common.jobs import Cell, Job, cell_folder, complete_cell, run_jobs
-from common.provenance import collect
-from common.records import read_jsonl
-from common.report.build import build
+from common.config import cli, run_folder, seed_list
+from common.jobs import Cell, Job, cell_folder, complete_cell
 from common.runlog import RunLog
 from common.stages import fingerprint
+from common.study import run_study
 from experiments.exp_7_01_q_learning.env import TreasureHunt
 from experiments.exp_7_01_q_learning.figures import figures, sections
 from experiments.exp_7_01_q_learning.learner import Run, train
@@ -162,18 +160,9 @@ def main(settings: Settings) -> int:
     cells = [Cell(arm, seed) for arm in settings.chosen() for seed in seed_list(settings)]
     target = HERE + "run:run_cell"
     jobs = [Job(c.name, target, {"settings": settings, "arm": c.arm, "seed": c.seed}) for c in cells]
-    folder = run_folder(settings)
     print("compiling the learner (kept for the next run)", flush=True)
     play(settings.learner_of("base"), 0, 1, 1, 1)  # once here, or every worker would do it
-    pool = {"workers": settings.workers, "threads": settings.threads, "launcher": settings.launcher}
-    failures = run_jobs(jobs, **pool, logs=folder / "logs")
-    for failure in failures:
-        print(f"failed: {failure.name}: {failure.error}")
-    results = result_folder(settings)
-    collect(folder, cells, results, settings=settings, failures=failures)
-    build(results, CLAIMS, figures, sections(read_jsonl(results / "records.jsonl")))
-    print(f"report: {results / 'report.md'}")
-    return 1 if failures else 0
+    return run_study(settings, jobs, cells, claims=CLAIMS, figures=figures, sections=sections)
 
 
 if __name__ == "__main__":

@@ -21,49 +21,28 @@ from common.runlog import RunLog
 from common.seeding import generator
 from common.sft import SftBatch, pad_rows, train_sft
 from common.stages import stage
+from common.supervised import SFT_MODULES, finish_stage, stage_log, supervised
+from common.tokenizers import PhraseEncoder, number_tokens
 from experiments.exp_7_11_general_points import data, hands
 from experiments.exp_7_11_general_points.evaluate import Evaluator
 from experiments.exp_7_11_general_points.settings import Branch, Settings
 
 HERE = "experiments.exp_7_11_general_points."
-TEXT_CODE = [HERE + "data", HERE + "hands", HERE + "prompts", "common.tokenizers", "common.seeding"]
-SFT_CODE = [
-    *TEXT_CODE,
-    *(f"common.{name}" for name in ("sft", "muon", "models", "lora", "losses", "target_losses", "episodes", "fused")),
-]
-
-
-def stage_log(settings: Settings, folder: Path, name: str, seed: int) -> RunLog:
-    """The log of a shared stage, in its own folder; scales and variants that share the stage share the log."""
-    labels = {"experiment": settings.experiment, "scale": "shared", "variant": None, "arm": name, "seed": seed}
-    return RunLog(folder, labels)
-
-
-def finish_stage(model: Any, tokenizer: Any, folder: Path) -> None:
-    """Keeps the model of a stage and drops the training states that led to it."""
-    save_model(model, tokenizer, folder / "model")
-    for state in folder.glob("state*.pt"):
-        state.unlink()
+SFT_CODE = [HERE + "data", HERE + "hands", HERE + "prompts", "common.lora", *SFT_MODULES]
 
 
 def base_stage(settings: Settings, base_seed: int, prior: str) -> Path:
     """Folder with the base under ``model``: pre-trained on the generic corpus, or the given model as it is."""
     corpus = settings.prior_corpus(prior)
 
-    def build(folder: Path) -> None:
+    def model() -> tuple[Any, Any]:
         tokenizer = data.build_tokenizer()
-        model = build_decoder(settings.model, tokenizer, base_seed, data.number_tokens(tokenizer))
-        texts = data.Corpus(data.Encoder(tokenizer), corpus, base_seed)
-        with stage_log(settings, folder, "base", base_seed) as log:
-            train_sft(
-                model,
-                lambda step: texts.batch(step, settings.pretraining.batch_size),
-                settings.pretraining,
-                budget=Budget(steps=settings.pretraining_steps),
-                log=log,
-                folder=folder,
-            )
-        finish_stage(model, tokenizer, folder)
+        numbers = number_tokens(tokenizer, data.PREFIXES, data.NUMBERS)
+        return build_decoder(settings.model, tokenizer, base_seed, numbers), tokenizer
+
+    def batches(tokenizer: Any) -> Callable[[int], SftBatch]:
+        texts = data.Corpus(PhraseEncoder(tokenizer), corpus, base_seed)
+        return lambda step: texts.batch(step, settings.pretraining.batch_size)
 
     def copy(folder: Path) -> None:
         save_model(*load_model(smollm2.resolve(str(settings.model_path)), dtype=settings.dtype), folder / "model")
@@ -71,8 +50,11 @@ def base_stage(settings: Settings, base_seed: int, prior: str) -> Path:
     root = Path(settings.runs_dir) / "stages"
     if settings.model_path is not None:
         return stage("base", copy, config=[settings.model_path, settings.dtype], modules=["common.checkpoints"], root=root)
-    config = [settings.model, corpus, settings.pretraining, settings.pretraining_steps, base_seed, settings.threads]
-    return stage("base", build, config=config, modules=SFT_CODE, root=root)
+    return supervised(
+        "base", experiment=settings.experiment, runs_dir=settings.runs_dir, threads=settings.threads, seed=base_seed,
+        config=settings.pretraining, steps=settings.pretraining_steps, model=model, batches=batches,
+        key=[settings.model, corpus], modules=SFT_CODE,
+    )  # fmt: skip
 
 
 def sft_stage(settings: Settings, base: Path, split_seed: int, name: str, kind: str, steps: int) -> Path:
@@ -83,7 +65,7 @@ def sft_stage(settings: Settings, base: Path, split_seed: int, name: str, kind: 
         model = add_adapter(model, settings.lora, "sft", split_seed)
         config = replace(settings.start, lr=learning_rate(settings.start.lr, settings.lora))
         batch_at = demonstration_batches(settings, tokenizer, split_seed, kind, split_seed, config.batch_size)
-        with stage_log(settings, folder, name, split_seed) as log:
+        with stage_log(settings.experiment, folder, name, split_seed) as log:
             train_sft(model, batch_at, config, budget=Budget(steps=steps), log=log, folder=folder)
         finish_stage(model.merge_and_unload() if settings.lora.enabled else model, tokenizer, folder)
 

@@ -11,13 +11,12 @@ from pathlib import Path
 
 from common import smollm2
 from common.checkpoints import load_model, save_model
-from common.config import cli, number_keys, result_folder, run_folder, seed_list
-from common.jobs import Cell, Job, cell_folder, complete_cell, run_jobs
-from common.provenance import collect
+from common.config import cli, number_keys, run_folder, seed_list
+from common.jobs import Cell, Job, cell_folder, complete_cell
 from common.records import read_jsonl
-from common.report.build import build
 from common.runlog import RunLog
 from common.stages import fingerprint
+from common.study import run_study
 from experiments.exp_7_11_general_points import branches, cluster
 from experiments.exp_7_11_general_points.evaluate import Evaluator
 from experiments.exp_7_11_general_points.figures import figures, sections
@@ -120,24 +119,7 @@ def main(settings: Settings) -> int:
         smollm2.resolve(settings.model_path)  # says what to do where that model has not been made yet
     seeds, arms = seed_list(settings), settings.chosen()
     cells = [Cell(arm, seed) for seed in seeds for arm in arms]
-    stages: dict[str, None] = {}
-    folder = run_folder(settings)
-
-    def on_done(job: Job, result: dict | None) -> None:
-        stages.update(dict.fromkeys((result or {}).get("stages", [])))
-        if result and "headline" in result:
-            print(f"{job.name}: {result['headline']}")
-
-    jobs = plan(settings, seeds, arms)
-    pool = {"workers": settings.workers, "threads": settings.threads, "launcher": settings.launcher}
-    failures = run_jobs(jobs, **pool, on_done=on_done, logs=folder / "logs")
-    for failure in failures:
-        print(f"failed: {failure.name}: {failure.error}")
-    results = result_folder(settings)
-    collect(folder, cells, results, settings=settings, failures=failures, stages=[Path(s) for s in sorted(stages)])
-    build(results, CLAIMS, figures, sections(read_jsonl(results / "records.jsonl")))
-    print(f"report: {results / 'report.md'}")
-    return 1 if failures else 0
+    return run_study(settings, plan(settings, seeds, arms), cells, claims=CLAIMS, figures=figures, sections=sections)
 
 
 if __name__ == "__main__":

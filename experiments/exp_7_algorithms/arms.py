@@ -23,6 +23,7 @@ from common.rejection import train_rejection
 from common.reward_model import LearnedReward
 from common.runlog import RunLog
 from common.sft import train_sft
+from common.tokenizers import PhraseEncoder
 from experiments.exp_7_algorithms import chains, data, stages
 from experiments.exp_7_algorithms.env import ArithmeticChains
 from experiments.exp_7_algorithms.evaluate import Evaluator
@@ -90,7 +91,7 @@ def stay(arm: Arm) -> Meter:
 def supervise(arm: Arm) -> Meter:
     """SFT and its variants on the worked answers to the training chains."""
     config = arm.config
-    demos = data.Demonstrations(data.Encoder(arm.tokenizer), arm.train_chains)
+    demos = data.Demonstrations(PhraseEncoder(arm.tokenizer), arm.train_chains)
     return train_sft(arm.model, demos.batches(arm.seed, "sft", config.batch_size), config, **arm.where())
 
 

@@ -7,7 +7,6 @@ prompt, some answered without steps. Batch and item are functions of (configurat
 from __future__ import annotations
 
 import random
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -16,39 +15,16 @@ from transformers import PreTrainedTokenizerFast
 from common.rejection import Row, row_batches
 from common.seeding import python_random
 from common.sft import SftBatch, pad_rows
-from common.tokenizers import build_phrase_tokenizer
+from common.tokenizers import PhraseEncoder, build_phrase_tokenizer
 from experiments.exp_7_algorithms import chains
 
 NUMBERS = range(chains.LARGEST + 1)
+PREFIXES = ("", "=")  # a number stands bare, or behind an equals sign
 
 
 def build_tokenizer() -> PreTrainedTokenizerFast:
     """One token per phrase, operator and number 0..99 (bare, or behind an equals sign)."""
-    return build_phrase_tokenizer([*chains.PHRASES, *(f"{before}{number}" for before in ("", "=") for number in NUMBERS)])
-
-
-def number_tokens(tokenizer: PreTrainedTokenizerFast) -> dict[int, int]:
-    """Token id -> integer for every token that writes a number, for the Fourier start of the embeddings."""
-    vocabulary = tokenizer.get_vocab()
-    return {vocabulary[f"{before}{number}"]: number for before in ("", "=") for number in NUMBERS}
-
-
-class Encoder:
-    """Text -> ids as the tokenizer does it, by one compiled pattern: several times its speed on short texts."""
-
-    def __init__(self, tokenizer: PreTrainedTokenizerFast) -> None:
-        self.ids = tokenizer.get_vocab()
-        longest_first = sorted(self.ids, key=lambda phrase: (-len(phrase), phrase))
-        self.pattern = re.compile("|".join(re.escape(phrase) for phrase in longest_first))
-        self.bos, self.eos, self.pad = tokenizer.bos_token_id, tokenizer.eos_token_id, tokenizer.pad_token_id
-
-    def __call__(self, text: str) -> list[int]:
-        return [self.ids[piece] for piece in self.pattern.findall(text)]
-
-    def row(self, prompt: str, answer: str) -> Row:
-        """(ids, mask) of a prompt and the answer to it with its end token, which are the targets."""
-        head, tail = [self.bos, *self(prompt)], [*self(answer), self.eos]
-        return head + tail, [0] * len(head) + [1] * len(tail)
+    return build_phrase_tokenizer([*chains.PHRASES, *(f"{before}{number}" for before in PREFIXES for number in NUMBERS)])
 
 
 @dataclass(frozen=True)
@@ -68,7 +44,7 @@ class CorpusConfig:
 class Corpus:
     """The pre-training text as batches of rows."""
 
-    def __init__(self, encode: Encoder, config: CorpusConfig, seed: int) -> None:
+    def __init__(self, encode: PhraseEncoder, config: CorpusConfig, seed: int) -> None:
         self.encode, self.config, self.seed = encode, config, seed
 
     def batch(self, step: int, rows: int) -> SftBatch:
@@ -119,7 +95,7 @@ class Demonstrations:
     """Answers to the training chains, worked but for a share ``direct``; ``hinted`` of the chains once more, the prompt
     showing the solution."""
 
-    def __init__(self, encode: Encoder, train: Sequence[chains.Chain], hinted: float = 0.0, direct: float = 0.0) -> None:
+    def __init__(self, encode: PhraseEncoder, train: Sequence[chains.Chain], hinted: float = 0.0, direct: float = 0.0) -> None:
         without, shown = round(direct * len(train)), round(hinted * len(train))
         self.rows = [encode.row(chains.prompt(chain), chains.answer(chain, i < without)) for i, chain in enumerate(train)]
         self.rows += [encode.row(chains.prompt(chain, True), chains.answer(chain)) for chain in train[:shown]]

@@ -15,17 +15,17 @@ from common.files import read_json, write_json
 from common.models import DecoderConfig, build_decoder, parameter_count
 from common.pairs import Pair, pairs_from_episodes
 from common.reward_model import build_reward_model, pair_accuracy, train_reward_model
-from common.runlog import RunLog
 from common.seeding import generator
-from common.sft import SftBatch, SftConfig, train_sft
+from common.sft import SftBatch
 from common.stages import stage
+from common.supervised import SFT_MODULES, stage_log, supervised
+from common.tokenizers import PhraseEncoder, number_tokens
 from experiments.exp_7_algorithms import chains, data
 from experiments.exp_7_algorithms.env import ArithmeticChains
 from experiments.exp_7_algorithms.settings import Settings
 
 HERE = "experiments.exp_7_algorithms."
-TEXT_CODE = [HERE + "chains", HERE + "data", "common.tokenizers", "common.seeding"]
-SFT_CODE = [*TEXT_CODE, *(f"common.{name}" for name in ("sft", "muon", "models", "losses", "episodes", "fused", "rejection"))]
+SFT_CODE = [HERE + "chains", HERE + "data", *SFT_MODULES]
 REWARD_CODE = [*SFT_CODE, HERE + "env", "common.reward_model", "common.pairs", "common.rollout", "common.decoding"]
 UNSEEN = 100  # chains on which the reward model is judged
 
@@ -41,36 +41,10 @@ def train_chains(settings: Settings, seed: int) -> tuple[chains.Chain, ...]:
     return chains.items("train", seed, chains.ID_LENGTHS, settings.train_items)
 
 
-def stage_log(settings: Settings, folder: Path, name: str, seed: int) -> RunLog:
-    """The log of a shared stage, in its own folder; scales and variants that share the stage share the log."""
-    labels = {"experiment": settings.experiment, "scale": "shared", "variant": None, "arm": name, "seed": seed}
-    return RunLog(folder, labels)
-
-
-def supervised(
-    settings: Settings,
-    name: str,
-    seed: int,
-    config: SftConfig,
-    steps: int,
-    model: Callable[[], tuple[Any, Any]],
-    batches: Callable[[Any], Callable[[int], SftBatch]],
-    key: Any,
-    inputs: list[Path],
-) -> Path:
-    """Folder with ``model`` after `steps` supervised steps; `model()` and `batches(tokenizer)` are asked in a build only."""
-
-    def build(folder: Path) -> None:
-        trained, tokenizer = model()
-        with stage_log(settings, folder, name, seed) as log:
-            train_sft(trained, batches(tokenizer), config, budget=Budget(steps=steps), log=log, folder=folder)
-        save_model(trained, tokenizer, folder / "model")
-        for state in folder.glob("state*.pt"):
-            state.unlink()
-
-    config_key = [config, steps, seed, key, settings.threads]
-    root = Path(settings.runs_dir) / "stages"
-    return stage(name, build, config=config_key, modules=SFT_CODE, inputs=inputs, root=root)
+def shared(settings: Settings, seed: int) -> dict[str, Any]:
+    """What all supervised stages of the experiment have in common."""
+    places = {"experiment": settings.experiment, "runs_dir": settings.runs_dir, "threads": settings.threads}
+    return {**places, "seed": seed, "modules": SFT_CODE}
 
 
 def base_stage(settings: Settings, seed: int, shape: DecoderConfig, steps: int, name: str = "base") -> Path:
@@ -78,25 +52,29 @@ def base_stage(settings: Settings, seed: int, shape: DecoderConfig, steps: int, 
 
     def model() -> tuple[Any, Any]:
         tokenizer = data.build_tokenizer()
-        return build_decoder(shape, tokenizer, seed, data.number_tokens(tokenizer)), tokenizer
+        return build_decoder(shape, tokenizer, seed, number_tokens(tokenizer, data.PREFIXES, data.NUMBERS)), tokenizer
 
     def batches(tokenizer: Any) -> Callable[[int], SftBatch]:
-        corpus = data.Corpus(data.Encoder(tokenizer), settings.corpus, seed)
+        corpus = data.Corpus(PhraseEncoder(tokenizer), settings.corpus, seed)
         return lambda step: corpus.batch(step, settings.pretraining.batch_size)
 
-    key = [shape, settings.corpus]
-    return supervised(settings, name, seed, settings.pretraining, steps, model, batches, key, [])
+    return supervised(
+        name, **shared(settings, seed), config=settings.pretraining, steps=steps, model=model, batches=batches,
+        key=[shape, settings.corpus],
+    )  # fmt: skip
 
 
 def start_stage(settings: Settings, base: Path, seed: int, steps: int, direct: float, name: str = "start") -> Path:
     """The base after a short SFT on the seed's training chains; a share `direct` is answered without steps."""
 
     def batches(tokenizer: Any) -> Callable[[int], SftBatch]:
-        demos = data.Demonstrations(data.Encoder(tokenizer), train_chains(settings, seed), settings.start_hinted, direct)
+        demos = data.Demonstrations(PhraseEncoder(tokenizer), train_chains(settings, seed), settings.start_hinted, direct)
         return demos.batches(seed, name, settings.start.batch_size)
 
-    key = [settings.start_hinted, direct, settings.train_items]
-    return supervised(settings, name, seed, settings.start, steps, lambda: load_model(base / "model"), batches, key, [base])
+    return supervised(
+        name, **shared(settings, seed), config=settings.start, steps=steps, model=lambda: load_model(base / "model"),
+        batches=batches, key=[settings.start_hinted, direct, settings.train_items], inputs=[base],
+    )  # fmt: skip
 
 
 def start_of(settings: Settings, seed: int) -> tuple[Path, list[Path]]:
@@ -149,7 +127,7 @@ def reward_stage(settings: Settings, start: Path, seed: int) -> Path:
         unseen, _ = compare(chains.items("corpus", seed, chains.ID_LENGTHS, UNSEEN), "unseen pairs")
         model, meter = build_reward_model(policy), Meter(parameter_count(policy))
         if len(pairs) >= config.training.batch_size:  # else nothing to learn from: every score stays 0
-            with stage_log(settings, folder, "reward", seed) as log:
+            with stage_log(settings.experiment, folder, "reward", seed) as log:
                 meter = train_reward_model(
                     model, pairs, config.training, pad_id=pad_id, seed=seed,
                     budget=Budget(steps=config.steps), log=log, folder=folder,

@@ -14,6 +14,7 @@ from common.models import build_decoder
 from common.pairs import step_pairs
 from common.runlog import RunLog
 from common.statistics import overlaps
+from common.tokenizers import PhraseEncoder, number_tokens
 from experiments.exp_7_algorithms import arms, chains, data, figures, stages, tune
 from experiments.exp_7_algorithms.chains import Chain
 from experiments.exp_7_algorithms.env import ENV_ID, ArithmeticChains, grade
@@ -135,7 +136,7 @@ def test_what_models_learn_from_holds_no_test_or_validation_chain():
     assert seen == {"train"}
     held_out = {chain for seed in (0, 100) for some in evaluation_chains(settings, seed).values() for chain in some}
     assert {chains.role(chain) for chain in held_out} == {"validation", "test"}
-    encode = data.Encoder(tokenizer := data.build_tokenizer())
+    encode = PhraseEncoder(tokenizer := data.build_tokenizer())
     corpus = data.Corpus(encode, settings.corpus, 100)
     prompts = {chains.prompt(chain) for chain in held_out}
     for step in range(20):
@@ -159,26 +160,26 @@ def test_tuning_and_report_seeds_share_no_base_and_report_seeds_share_the_test_c
 
 def test_the_encoder_writes_what_the_tokenizer_writes_one_token_a_piece():
     tokenizer = data.build_tokenizer()
-    encode = data.Encoder(tokenizer)
+    encode = PhraseEncoder(tokenizer)
     for text in (chains.prompt(CHAIN), chains.prompt(CHAIN, hint=True), chains.answer(CHAIN)):
         assert encode(text) == tokenizer(text, add_special_tokens=False)["input_ids"]
     ids, mask = encode.row(chains.prompt(CHAIN), chains.answer(CHAIN))
     assert (len(ids), sum(mask), mask.index(1)) == (27, 17, 10)
     assert tokenizer.decode(ids) == f"<bos>{chains.prompt(CHAIN)}{chains.answer(CHAIN)}<eos>"
-    numbers = data.number_tokens(tokenizer)
+    numbers = number_tokens(tokenizer, data.PREFIXES, data.NUMBERS)
     assert {tokenizer.decode([token]): number for token, number in numbers.items()}["=62"] == 62 and len(numbers) == 200
 
 
 def test_facts_teach_their_results_alone():
     tokenizer = data.build_tokenizer()
-    corpus = data.Corpus(data.Encoder(tokenizer), data.CorpusConfig(facts=1.0, row_tokens=12), 0)
+    corpus = data.Corpus(PhraseEncoder(tokenizer), data.CorpusConfig(facts=1.0, row_tokens=12), 0)
     ids_BT, _, mask_BT = corpus.batch(0, 1)
     targets = [tokenizer.decode([token]) for token, mask in zip(ids_BT[0], mask_BT[0]) if mask]
     assert len(targets) == 2 and all(text.startswith("=") for text in targets)
 
 
 def test_the_start_jumps_to_the_answer_as_often_as_asked_and_never_where_it_sees_the_solution():
-    encode = data.Encoder(data.build_tokenizer())
+    encode = PhraseEncoder(data.build_tokenizer())
     train = chains.items("train", 0, (2,), 8)
     texts = ["".join(encode_back(encode, row)) for row in data.Demonstrations(encode, train, hinted=0.5, direct=0.25).rows]
     wanted = [chains.answer(chain, i < 2) for i, chain in enumerate(train)] + [chains.answer(chain) for chain in train[:4]]
@@ -261,7 +262,7 @@ def test_best_of_n_takes_the_verifiers_pick_and_the_reward_models(tmp_path):
 
 def test_steps_end_behind_a_separator_and_the_final_number_is_a_step_of_its_own():
     tokenizer = data.build_tokenizer()
-    encode = data.Encoder(tokenizer)
+    encode = PhraseEncoder(tokenizer)
     right, wrong = chains.answer(CHAIN), "37+25=62; 62-13=49; 49*2=97. Answer: 97"
     episodes = []
     for text, reward in ((right, 1.0), (wrong, 0.0)):
@@ -279,7 +280,7 @@ def test_steps_end_behind_a_separator_and_the_final_number_is_a_step_of_its_own(
 
 def answered(settings, model, tokenizer, tasks, each, *stream):
     """In the start's place: a right answer to every task and one whose last result is off by one."""
-    encode, episodes = data.Encoder(tokenizer), []
+    encode, episodes = PhraseEncoder(tokenizer), []
     for group, options in enumerate(tasks):
         chain = data.chain_of(options)
         steps, last = chains.trace(chain).rsplit("=", 1)[0], (chain.results[-1] + 1) % 100
@@ -306,7 +307,8 @@ def small(tmp_path, monkeypatch):
     ]
     settings = compose(NUMBER, Settings, ["scale=smoke", f"runs_dir={tmp_path}", *tiny, *steps, *changes])
     tokenizer = data.build_tokenizer()
-    return settings, build_decoder(settings.model, tokenizer, 0, data.number_tokens(tokenizer)), tokenizer, tmp_path
+    numbers = number_tokens(tokenizer, data.PREFIXES, data.NUMBERS)
+    return settings, build_decoder(settings.model, tokenizer, 0, numbers), tokenizer, tmp_path
 
 
 @pytest.mark.parametrize("name", ["dpo", "step_dpo", "kto"])

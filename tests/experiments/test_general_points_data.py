@@ -4,6 +4,7 @@ import pytest
 
 from common.seeding import python_random
 from common.sft import pad_rows
+from common.tokenizers import PhraseEncoder
 from experiments.exp_7_11_general_points import data, hands, prompts
 from experiments.exp_7_11_general_points.env import GeneralPoints
 
@@ -15,7 +16,7 @@ def tokenizer():
 
 @pytest.fixture(scope="module")
 def encoder(tokenizer):
-    return data.Encoder(tokenizer)
+    return PhraseEncoder(tokenizer)
 
 
 @pytest.fixture(scope="module")
