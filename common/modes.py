@@ -33,7 +33,10 @@ def end_think_id(tokenizer: Any) -> int:
     if len(ids) != 1 or ids[0] == tokenizer.unk_token_id:
         raise ConfigError(f"model: its tokenizer writes {END_THINK} as {len(ids)} tokens {ids}; the mode needs it to be one.")
     question = "What is 1+1?"
-    text = tokenizer.decode(encode_prompt(tokenizer, question), skip_special_tokens=False)
+    turns = [{"role": "user", "content": question}]
+    text = question
+    if tokenizer.chat_template is not None:
+        text = str(tokenizer.apply_chat_template(turns, add_generation_prompt=True, tokenize=False))
     if question not in text:
         raise ConfigError(f"model: its chat template drops the user's text; a prompt reads {text!r}.")
     if not text.rstrip().endswith(THINK) or text.count(THINK) != 1 or END_THINK in text:
