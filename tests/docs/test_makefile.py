@@ -149,7 +149,7 @@ def test_first_set_up_makes_the_environment_and_installs_the_pins(tmp_path: Path
     calls = [line for line in (folder / "calls").read_text().splitlines() if " -m " in line]
     assert calls == [
         f"{folder}/python -m venv --clear .venv",
-        ".venv/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e .[dev]",
+        ".venv/bin/python -m pip install --disable-pip-version-check -c constraints.txt -e .[dev]",
     ]
     assert "is up to date" in make(".venv/.ready", f"PYTHON={folder}/python", folder=folder).stdout
 

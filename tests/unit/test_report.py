@@ -387,7 +387,9 @@ def test_index_and_readme_blocks_come_from_the_records(tmp_path, result, claims_
     index = texts[tmp_path / "results" / "README.md"]
     assert row_of(index, "[7-99 A synthetic experiment](7-99/laptop/report.md)", "| 1 | 1 | 1 | 0 | 1.5 | Some CPU, 2 cores |")
     front = texts[tmp_path / "README.md"]
-    assert front.startswith("# Suite\n<!-- results:begin -->\n\n**7-99 A synthetic experiment**")
+    assert front.startswith("# Suite\n<!-- results:begin -->\n\n| experiment | claim | book |")
+    name = "[7-99](results/7-99/laptop/report.md): 1 supported, 1 contradicted, 1 undecided"
+    assert row_of(front, f"| {name} | RL raises success").endswith("| supported |")
     assert front.endswith("<!-- results:end -->\ntail\n") and "old" not in front
     assert row_of(texts[readme], "| RL raises success").endswith("| supported |")
     assert "| `tries` | count | answers given per hand |" in texts[tmp_path / "docs" / "metrics.md"]
