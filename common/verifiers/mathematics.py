@@ -19,6 +19,7 @@ The written rule
 from __future__ import annotations
 
 import re
+import threading
 from fractions import Fraction
 from functools import lru_cache
 from math import factorial
@@ -250,7 +251,9 @@ def parsed(text: str) -> Any | None:
             f"the answer {text!r} needs math-verify, which is not installed: pip install -c constraints.txt -e '.[math]'"
         ) from None
     reading = [LatexExtractionConfig(boxed_match_priority=0)]
-    found = parse(f"\\boxed{{{text}}}", extraction_config=reading, fallback_mode="no_fallback", parsing_timeout=None)
+    # Its time limit is a signal, which only the main thread may set; the limits above keep texts small in any case.
+    limit = 5 if threading.current_thread() is threading.main_thread() else None
+    found = parse(f"\\boxed{{{text}}}", extraction_config=reading, fallback_mode="no_fallback", parsing_timeout=limit)
     return None if not found or isinstance(found[0], str) else found[0]
 
 
