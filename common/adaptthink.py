@@ -50,6 +50,7 @@ from common.loop import (
     TaskAt,
     averages,
     episode_metrics,
+    evaluations_due,
     make_optimizer,
     resume,
     save,
@@ -71,7 +72,8 @@ RATIOS = ("sequence", "token", "unclipped", "none")
 @dataclass(frozen=True)
 class AdaptThinkConfig:
     """``delta``: what NoThinking earns on top of the score. ``ratio``: see the module. ``forced``: half of the answers in
-    each mode; false leaves the mode to the policy, as a plain policy gradient does.
+    each mode; false leaves the mode to the policy, as a plain policy gradient does. ``sample_batch``: answers
+    in flight together.
     """
 
     delta: float = 0.05
@@ -90,12 +92,13 @@ class AdaptThinkConfig:
     loss_agg: str = "token_mean"
     temperature: float = 1.0
     max_new_tokens: int = 64
+    sample_batch: int = 1024
 
     def __post_init__(self) -> None:
         one_of("adaptthink.ratio", self.ratio, RATIOS)
         one_of("adaptthink.lr_decay", self.lr_decay, ("none", "linear", "cosine"))
         one_of("adaptthink.loss_agg", self.loss_agg, losses.AGGREGATIONS)
-        for key in ("prompts_per_step", "group_size"):
+        for key in ("prompts_per_step", "group_size", "sample_batch"):
             within(f"adaptthink.{key}", getattr(self, key), 1)
         within("adaptthink.max_new_tokens", self.max_new_tokens, 2)
         for key in ("lr", "grad_clip", "temperature", "clip_high"):
@@ -146,7 +149,7 @@ def train_adaptthink(
     folder: Path,
     stratum: Callable[[dict], str] | None = None,
     evaluate: Callable[[int, int], None] | None = None,
-    evaluate_every_steps: int | None = None,
+    evaluate_every_flops: float | None = None,
     checkpoint_every: int = 25,
 ) -> Meter:
     """Trains `model` in place until the budget is used, from folder/state.pt on if there is one. Returns the meter.
@@ -155,7 +158,7 @@ def train_adaptthink(
         task_at: (step, n) -> the n tasks of a step, of one turn each; the score of an answer is its episode's success.
         reference: task -> mean score of the start in thinking mode (common.presample).
         stratum: task -> a name; the probability of NoThinking is logged for each of them, too.
-        evaluate: called with the step and the FLOPs used after every `evaluate_every_steps` steps.
+        evaluate: called with the step and the FLOPs used whenever another `evaluate_every_flops` are used.
 
     Raises ConfigError if the tokenizer's template does not let the first token decide the mode.
     """
@@ -163,7 +166,7 @@ def train_adaptthink(
     check_head(model)
     optimizer = make_optimizer(list(trainable(model).values()), [], config.algo)
     meter = Meter(parameter_count(model))
-    step, _ = resume(folder / "state.pt", {"policy": model}, optimizer, meter, log)
+    step, evaluations = resume(folder / "state.pt", {"policy": model}, optimizer, meter, log)
     while not meter.exhausted(budget, step):
         start = time.perf_counter()
         set_learning_rate(optimizer, config.algo, step, meter.used(budget, step))
@@ -179,6 +182,7 @@ def train_adaptthink(
             generator=generator(seed, "rollout", step),
             temperature=config.temperature,
             max_new_tokens=config.max_new_tokens,
+            batch_size=config.sample_batch,
         )
         meter.add_forward(sum(episode.tokens_forward for episode in episodes))
         sampled = time.perf_counter()
@@ -191,10 +195,11 @@ def train_adaptthink(
         step += 1
         metrics |= {"progress/step": step, **speed_metrics(start, sampled, batch)}
         log.metrics(step, metrics, progress=meter.used(budget, step))
-        if evaluate is not None and evaluate_every_steps and step % evaluate_every_steps == 0:
+        if evaluate is not None and evaluations_due(meter, evaluate_every_flops) > evaluations:
+            evaluations = evaluations_due(meter, evaluate_every_flops)
             evaluate(step, meter.flops)
         if step % checkpoint_every == 0 or meter.exhausted(budget, step):
-            save(folder / "state.pt", {"policy": model}, optimizer, meter, step, 0)
+            save(folder / "state.pt", {"policy": model}, optimizer, meter, step, evaluations)
             log.cost(flops=meter.flops, tokens_forward=meter.tokens_forward, tokens_trained=meter.tokens_trained)
     return meter
 

@@ -29,13 +29,15 @@ def solve_rates(
     max_turns: int = 1,
     temperature: float = 1.0,
     mode: str = "free",
+    batch_size: int = 1024,
 ) -> dict[str, Any]:
     """``rates``: share of `samples` episodes of each task that succeed; ``tokens_forward``: what the sampling cost.
 
     mode: think or nothink forces how the answers begin (common.modes); free leaves it to the model.
     """
     stream = generator(seed, "presample")
-    sampling: dict[str, Any] = {"max_new_tokens": max_new_tokens, "temperature": temperature, "generator": stream}
+    sampling: dict[str, Any] = {"max_new_tokens": max_new_tokens, "temperature": temperature}
+    sampling |= {"generator": stream, "batch_size": batch_size}
     if mode == "free":
         episodes = run_episodes(model, tokenizer, make_env, list(tasks), group_size=samples, max_turns=max_turns, **sampling)
     else:

@@ -49,6 +49,10 @@ _PROSE = re.compile(r"(?<![a-zA-Z\\])[a-zA-Z]{4,}")  # math-verify reads a word 
 _NAMED = re.compile(r"^[a-zA-Z](?:_\{?\w+\}?)?=(?!.*=)")
 
 
+class BadAnswer(ConfigError):
+    """A gold answer that cannot be valued."""
+
+
 class Verdict(NamedTuple):
     """``reason``: one of the constants above; ``stated``: what the box holds."""
 
@@ -91,11 +95,14 @@ def boxed(text: str) -> list[str]:
 
 
 def check_gold(gold: str, where: str) -> None:
-    """ConfigError unless the gold answer has a value; `where` names the item. Control characters show a broken escape."""
+    """BadAnswer (a ConfigError) unless the gold answer has a value; `where` names the item.
+
+    Control characters show a broken escape.
+    """
     if any(ord(sign) < 32 and sign not in "\n\t" for sign in gold):
-        raise ConfigError(f"{where}: the answer {gold!r} holds a control character; a backslash was lost when it was written.")
+        raise BadAnswer(f"{where}: the answer {gold!r} holds a control character; a backslash was lost when it was written.")
     if not has_value(gold):
-        raise ConfigError(f"{where}: the answer {gold!r} cannot be valued; mend it or leave the item out.")
+        raise BadAnswer(f"{where}: the answer {gold!r} cannot be valued; mend it or leave the item out.")
 
 
 def has_value(text: str) -> bool:

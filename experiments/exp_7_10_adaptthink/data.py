@@ -1,0 +1,98 @@
+"""Texts of the experiment as token ids: tokenizer, pre-training corpus, the start's demonstrations, training tasks.
+
+Batch and item are functions of (configuration, seed, index). All rows of a batch have one level, so nothing is padded far.
+"""
+
+from __future__ import annotations
+
+import random
+
+from transformers import PreTrainedTokenizerFast
+
+from common.seeding import python_random
+from common.sft import SftBatch, pad_rows
+from common.tokenizers import CHAT_TEMPLATE, PhraseEncoder, build_phrase_tokenizer
+from common.verifiers.thinking import END_THINK, THINK
+from experiments.exp_7_10_adaptthink import chains
+from experiments.exp_7_10_adaptthink.env import task
+
+NUMBERS = range(chains.LARGEST + 1)
+PREFIXES = ("", "=")
+# A reasoning model's template: the prompt ends inside the thinking, so that the next token decides the mode.
+TEMPLATE = CHAT_TEMPLATE + "{% if add_generation_prompt %}" + THINK + "{% endif %}"
+
+
+def build_tokenizer() -> PreTrainedTokenizerFast:
+    """One token per phrase, sign and number 0..31 (bare, or behind an equals sign)."""
+    tokenizer = build_phrase_tokenizer([*chains.PHRASES, *(f"{before}{number}" for before in PREFIXES for number in NUMBERS)])
+    tokenizer.chat_template = TEMPLATE
+    return tokenizer
+
+
+def row(encode: PhraseEncoder, chain: chains.Chain, tokens: int, think: bool, forced: bool = False):
+    """(ids, mask) of a prompt and its completion; `forced` gives the first token of the completion, and does not teach it."""
+    ids, mask = encode.row(chains.prompt(chain) + THINK, chains.answer(chain, tokens, think))
+    if forced:
+        mask[mask.index(1)] = 0
+    return ids, mask
+
+
+class Corpus:
+    """Pre-training text: a share `direct` without thinking, all answer forms, levels from 1 up to one that grows.
+
+    The highest level grows from 1 to the last one over the first `growth` of the steps: longer chains are learned on top
+    of shorter ones.
+    """
+
+    def __init__(self, encode: PhraseEncoder, seed: int, steps: int, growth: float, direct: float) -> None:
+        self.encode, self.seed, self.direct, self.grown_at = encode, seed, direct, max(1, round(growth * steps))
+
+    def batch(self, step: int, rows: int) -> SftBatch:
+        """The batch of a step: ids, attention and target mask."""
+        stream = python_random(self.seed, "corpus", step)
+        highest = min(len(chains.CORPUS_LEVELS), 1 + step * len(chains.CORPUS_LEVELS) // self.grown_at)
+        level = chains.CORPUS_LEVELS[stream.randrange(highest)]
+        return pad_rows([self.row(stream, level) for _ in range(rows)], self.encode.pad)
+
+    def row(self, stream: random.Random, level: int):
+        """One document."""
+        chain, tokens = chains.draw(stream, level, "corpus"), stream.choice(list(chains.ANSWERS))
+        return row(self.encode, chain, tokens, think=stream.random() >= self.direct)
+
+
+class ThinkOnly:
+    """What makes the reasoning model: it opens every answer with thinking, and still answers directly when made to.
+
+    A share `direct` of the rows shows NoThinking completions whose `</think>` is given, not taught.
+    """
+
+    def __init__(self, encode: PhraseEncoder, seed: int, tokens: int, direct: float) -> None:
+        self.encode, self.seed, self.tokens, self.direct = encode, seed, tokens, direct
+
+    def batch(self, step: int, rows: int) -> SftBatch:
+        """The batch of a step: ids, attention and target mask."""
+        stream = python_random(self.seed, "think only", step)
+        made = []
+        for _ in range(rows):
+            think = stream.random() >= self.direct
+            chain = chains.draw(stream, stream.choice(chains.LEVELS), "train")
+            made.append(row(self.encode, chain, self.tokens, think, forced=not think))
+        return pad_rows(made, self.encode.pad)
+
+
+def training_tasks(pool: list[dict], seed: int, step: int, count: int) -> list[dict]:
+    """The tasks of a step, as many of each level, without repeats within one; a longer list begins with the shorter."""
+    stream = python_random(seed, "tasks", step)
+    by_level = {level: [item for item in pool if item["level"] == level] for level in chains.LEVELS}
+    order = {level: stream.sample(range(len(items)), len(items)) for level, items in by_level.items()}
+    levels = [chains.LEVELS[i % len(chains.LEVELS)] for i in range(count)]
+    return [by_level[level][order[level][i // len(chains.LEVELS) % len(order[level])]] for i, level in enumerate(levels)]
+
+
+def pool(seed: int, count: int) -> list[dict]:
+    """The training tasks of a seed: `count` of each level (fewer of level 1, which has not as many), with their index."""
+    found = [task(chain) for level in chains.LEVELS for chain in chains.items("train", seed, level, count)]
+    return [{**item, "index": index} for index, item in enumerate(found)]
+
+
+__all__ = ["END_THINK", "NUMBERS", "PREFIXES", "Corpus", "ThinkOnly", "build_tokenizer", "pool", "row", "training_tasks"]

@@ -1,0 +1,198 @@
+"""Figures and tables of the report, from records alone."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from common.adaptthink import AdaptThinkConfig, bounds
+from common.claims import load_claims
+from common.records import Point, Record, ordered, sample_at
+from common.report.figures import COLOURS, LINES, MARKERS, canvas, curve, series
+from common.report.text import NOT_AVAILABLE, interval, number
+from common.statistics import Estimate, estimate
+from experiments.exp_7_10_adaptthink import chains
+
+CLAIMS = load_claims(Path(__file__).with_name("claims.yaml"))
+LABELS = CLAIMS.labels
+LEVELS = {f"level{level}": f"{level} steps" if level > 1 else "1 step" for level in chains.LEVELS} | {
+    "ood": f"{chains.OOD_LEVEL} steps, never trained on"
+}
+AXIS = "compute of the arm's own training, percent"
+RATIO_ARMS = ("adaptthink", "token", "uncorrected", "no_forcing")
+DELTA_ARMS = ("delta_0", "delta_005", "adaptthink", "delta_02")
+# Arms whose advantage has one sign on every level, so that nothing but the clip decides where P(</think>) comes to rest:
+# arm -> (ratio, tokens of a NoThinking answer, which end).
+BOUNDED = {
+    "floor_token": ("token", 8, "floor"),
+    "floor_t3": ("sequence", 3, "floor"),
+    "floor_t5": ("sequence", 5, "floor"),
+    "delta_0": ("sequence", 8, "floor"),
+    "ceiling_token": ("token", 8, "ceiling"),
+    "ceiling_t3": ("sequence", 3, "ceiling"),
+    "ceiling_t8": ("sequence", 8, "ceiling"),
+}
+
+
+def found(records: list[Record], arm: str, metric: str, split: str) -> Estimate | None:
+    """An arm's final number over seeds."""
+    return estimate(sample_at(records, Point(arm, metric, split)), rate=CLAIMS.metric(metric).unit == "rate")
+
+
+def figures(records: list[Record], folder: Path) -> list[str]:
+    """Cost against accuracy, share over training, forced modes per level, predicted bounds."""
+    arms = ordered(records, "arm")
+    names = [frontier(records, arms, folder / "frontier.svg"), modes(records, folder / "modes.svg")]
+    families = {"ratio": RATIO_ARMS, "delta": DELTA_ARMS}
+    for name, members in families.items():
+        some = [arm for arm in members if arm in arms]
+        title = f"Probability of NoThinking along training, all trained levels: arms by {name}"
+        path = folder / f"share-{name}.svg"
+        names.append(
+            curve(records, "id", "nothink_p", some, path, title=title, labels=LABELS, unit="rate", x_label=AXIS, y_label="P")
+        )
+    names.append(share_by_level(records, "adaptthink", folder / "share-levels.svg"))
+    if any(arm in arms for arm in BOUNDED):
+        names.append(bound_curves(records, [arm for arm in BOUNDED if arm in arms], folder / "bounds.svg"))
+    return names
+
+
+def frontier(records: list[Record], arms: list[str], path: Path) -> str:
+    """Success against mean length, one mark per arm; arms that no other one beats in both are joined."""
+    points = {arm: (found(records, arm, "length", "id"), found(records, arm, "success", "id")) for arm in arms}
+    shown = [arm for arm in arms if arm not in BOUNDED or arm == "delta_0"]
+    known = {arm: (x.mean, y.mean) for arm in shown if (x := points[arm][0]) and (y := points[arm][1])}
+    best = [
+        place for arm, place in sorted(known.items(), key=lambda item: item[1])
+        if not any(x <= place[0] and y >= place[1] and (x, y) != place for x, y in known.values())
+    ]  # fmt: skip
+    with canvas(path, "Success against length on the trained levels (mean over seeds); the line joins arms that no other beats",
+                height=4.2) as (figure, axes):  # fmt: skip
+        axes.plot([x for x, _ in best], [100 * y for _, y in best], color="#999999", linewidth=1.0)
+        for index, (arm, (x, y)) in enumerate(known.items()):
+            marker, colour = MARKERS[index % len(MARKERS)], COLOURS[index % len(COLOURS)]
+            axes.plot(x, 100 * y, marker, color=colour, markersize=8, label=LABELS.get(arm, arm), linestyle="none")
+        axes.set_xlabel("mean tokens of an answer")
+        axes.set_ylabel("success, percent")
+        figure.legend(loc="outside right upper", fontsize=8)
+    return path.name
+
+
+def modes(records: list[Record], path: Path) -> str:
+    """The start made to think and made not to, per level."""
+    with canvas(path, "The start made to think and made not to: success per level") as (figure, axes):
+        for index, (metric, label) in enumerate((("success_think", "Thinking"), ("success_nothink", "NoThinking"))):
+            marks = [(i, e) for i, split in enumerate(LEVELS) if (e := found(records, "start", metric, split))]
+            axes.errorbar(
+                [i for i, _ in marks], [100 * e.mean for _, e in marks], color=COLOURS[index], marker=MARKERS[index], capsize=3,
+                yerr=[[100 * (e.mean - e.low) for _, e in marks], [100 * (e.high - e.mean) for _, e in marks]], label=label,
+            )  # fmt: skip
+        axes.set_xticks(range(len(LEVELS)), [split.removeprefix("level") for split in LEVELS])
+        axes.set_xlabel("steps of the chain (ood: 7)")
+        axes.set_ylabel("success, percent")
+        figure.legend(loc="outside lower center", ncols=2)
+    return path.name
+
+
+def share_by_level(records: list[Record], arm: str, path: Path) -> str:
+    """P(</think>) along training, one line per level."""
+    with canvas(path, "Probability of NoThinking along training of the full method, by level") as (figure, axes):
+        for index, (split, label) in enumerate(LEVELS.items()):
+            xs, estimates = series(records, arm, split, "nothink_p", unit="rate")
+            axes.plot(xs, [100 * e.mean for e in estimates], color=COLOURS[index], linestyle=LINES[index % 4], label=label)
+        axes.set_xlabel(AXIS)
+        axes.set_ylabel("P(</think>), percent")
+        figure.legend(loc="outside lower center", ncols=4)
+    return path.name
+
+
+def predicted(arm: str) -> float:
+    """The bound that an arm of BOUNDED is predicted to come to rest at."""
+    ratio, tokens, end = BOUNDED[arm]
+    low, high = bounds(AdaptThinkConfig(ratio=ratio), tokens)
+    return low if end == "floor" else high
+
+
+def bound_curves(records: list[Record], arms: list[str], path: Path) -> str:
+    """P(</think>) along training against the predicted bounds (dotted, in the arm's colour)."""
+    with canvas(path, "Probability of NoThinking where the advantage has one sign; dotted: predicted bounds",
+                height=4.0) as (figure, axes):  # fmt: skip
+        for index, arm in enumerate(arms):
+            xs, estimates = series(records, arm, "id", "nothink_p", unit="rate")
+            colour = COLOURS[index % len(COLOURS)]
+            axes.plot(xs, [100 * e.mean for e in estimates], color=colour, label=LABELS.get(arm, arm))
+            axes.axhline(100 * predicted(arm), color=colour, linestyle=":", linewidth=1.0)
+        axes.set_xlabel(AXIS)
+        axes.set_ylabel("P(</think>), percent")
+        figure.legend(loc="outside lower center", ncols=3)
+    return path.name
+
+
+def sections(records: list[Record]) -> dict[str, str]:
+    """Heading -> Markdown."""
+    return {
+        "Thinking against NoThinking": forced_table(records),
+        "By level after training": level_table(records),
+        "Where the clip holds the share": bound_table(records),
+        "History of the published run": HISTORY,
+    }
+
+
+def text(estimated: Estimate | None, unit: str) -> str:
+    """A mean for a cell."""
+    return number(estimated.mean, unit) if estimated else NOT_AVAILABLE
+
+
+def forced_table(records: list[Record]) -> str:
+    """The start in both modes: the chapter's first claim."""
+    lines = [
+        "| level | Thinking: success | NoThinking: success | Thinking: tokens | NoThinking: tokens |",
+        "| --- |" + " --- |" * 4,
+    ]
+    for split, label in LEVELS.items():
+        shown = [
+            interval(e, "rate") if (e := found(records, "start", metric, split)) else NOT_AVAILABLE
+            for metric in ("success_think", "success_nothink")
+        ]
+        shown += [text(found(records, "start", metric, split), "tokens") for metric in ("length_think", "length_nothink")]
+        lines.append(f"| {label} | {' | '.join(shown)} |")
+    return "\n".join(lines)
+
+
+def level_table(records: list[Record]) -> str:
+    """Per arm and level: success, and in brackets the probability of NoThinking."""
+    lines = [
+        f"Success (probability of NoThinking).\n\n| arm | {' | '.join(LEVELS.values())} |",
+        "| --- |" + " --- |" * len(LEVELS),
+    ]
+    for arm in ordered(records, "arm"):
+        cells = [
+            f"{text(found(records, arm, 'success', split), 'rate')} ({text(found(records, arm, 'nothink_p', split), 'rate')})"
+            for split in LEVELS
+        ]
+        lines.append(f"| {LABELS.get(arm, arm)} | {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def bound_table(records: list[Record]) -> str:
+    """Predicted and measured resting places of P(</think>)."""
+    lines = ["| arm | bound | predicted | P(NoThinking) at the end, trained levels |", "| --- | --- | --- | --- |"]
+    for arm, (_, _, end) in BOUNDED.items():
+        measured = found(records, arm, "nothink_p", "id")
+        shown = interval(measured, "rate") if measured else NOT_AVAILABLE
+        lines.append(f"| {LABELS.get(arm, arm)} | {end} | {number(predicted(arm), 'rate')} | {shown} |")
+    return "\n".join([*lines, "", BOUNDS_TEXT])
+
+
+BOUNDS_TEXT = """\
+With one update per batch, all ratios are 1 but that of the first token. Below `0.5 * 0.8^T` a NoThinking answer of T tokens
+with a negative advantage is clipped away and one with a positive advantage is not, so the share rises whatever NoThinking is
+worth; above `0.5 * 1.2^T` it is the other way round (T = 1 for one ratio per token). The floor arms give NoThinking no bonus,
+so that it never pays on average; the ceiling arms give it a bonus of 1, so that none of its answers has a negative one."""
+HISTORY = """\
+The chapter's figures are those of one run at step 300 of 3,140 planned ones: MATH500 81.0 to 81.8 % accuracy and 4,911 to
+1,577 tokens, GSM8K 79.7 to 81.9 % and 1,025 to 477, AIME (mean of 16) 31.5 to 31.0 % and 12,120 to 6,402; NoThinking shares
+83.80, 84.15 and 56.25 %. It reached step 300 after 28.4 hours on eight H100 and crashed at step 410 after 36.9 hours; its
+checkpoint was not released. For the same model the paper reports -50.9 % length and +4.1 points of accuracy on GSM8K, -63.5 %
+and +1.4 on MATH500, -44.7 % and +1.6 on AIME24. In an independent evaluation (DLER paper) the MATH accuracy falls from 84.31 to
+82.26 %. Users of the unmodified script report a share of 0.0 after 50 to 60 steps (issues 5 and 6 of THU-KEG/AdaptThink),
+without a cause."""
