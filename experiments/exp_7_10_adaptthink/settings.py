@@ -89,15 +89,8 @@ class Settings(Common):
     def check(self) -> None:
         """Raises ConfigError on values that cannot work together."""
         super().check()
-        for key in (
-            "bases",
-            "pretraining_steps",
-            "start_steps",
-            "train_items",
-            "reference_samples",
-            "max_new_tokens",
-            "sample_batch",
-        ):
+        counts = ("bases", "pretraining_steps", "start_steps", "train_items", "reference_samples")
+        for key in (*counts, "max_new_tokens", "sample_batch"):
             within(key, getattr(self, key), 1)
         within("branch_flops", self.branch_flops, 0, above=True)
         for key in ("pretraining_growth", "pretraining_direct", "start_direct", "length_penalty", "router_delta"):

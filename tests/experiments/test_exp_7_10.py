@@ -230,19 +230,9 @@ def test_what_is_measured_of_a_scripted_policy(monkeypatch):
             for mode in modes:
                 skip = mode == "nothink" or (mode == "free" and task["level"] % 2 == 0)
                 ids, mask = data.row(ENCODE, chain, 8, think=not skip)
+                info = {"reason": "x", "success": skip}
                 episodes.append(
-                    Episode(
-                        ids,
-                        mask,
-                        [0.0] * len(ids),
-                        [0] * len(ids),
-                        mask.index(1),
-                        task,
-                        0,
-                        success=skip,
-                        infos=[{"reason": "x", "success": skip}],
-                        texts=[""],
-                    )  # fmt: skip
+                    Episode(ids, mask, [0.0] * len(ids), [0] * len(ids), mask.index(1), task, 0, success=skip, infos=[info])
                 )
                 assert (ids[mask.index(1)] == end) == skip
         return episodes, torch.full((len(tasks),), 0.25)
