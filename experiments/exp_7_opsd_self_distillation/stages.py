@@ -1,0 +1,52 @@
+"""What the arms share: a base per seed and style, pre-trained so that it can use what a teacher is shown."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from common.episodes import Episode, run_episodes
+from common.models import build_decoder
+from common.seeding import generator
+from common.sft import SftBatch
+from common.supervised import SFT_MODULES, supervised
+from common.tokenizers import PhraseEncoder
+from experiments.exp_7_opsd_self_distillation import data, tasks
+from experiments.exp_7_opsd_self_distillation.settings import Settings
+
+HERE = "experiments.exp_7_opsd_self_distillation."
+TEXT_CODE = [HERE + name for name in ("tasks", "data")]
+
+
+def base_of(settings: Settings, style: str, seed: int) -> Path:
+    """The base of a seed, trained on the corpus in that style."""
+    corpus = replace(settings.corpus, style=style)
+
+    def model() -> tuple[Any, Any]:
+        tokenizer = data.build_tokenizer()
+        return build_decoder(settings.model, tokenizer, seed, data.written_numbers(tokenizer)), tokenizer
+
+    def batches(tokenizer: Any) -> Callable[[int], SftBatch]:
+        made = data.Corpus(PhraseEncoder(tokenizer), corpus, seed)
+        return lambda step: made.batch(step, settings.pretraining.batch_size)
+
+    return supervised(
+        f"base-{style}", experiment=settings.experiment, runs_dir=settings.runs_dir, threads=settings.threads, seed=seed,
+        config=settings.pretraining, steps=settings.pretraining_steps, model=model, batches=batches,
+        key=[settings.model, corpus], modules=[*SFT_MODULES, *TEXT_CODE],
+    )  # fmt: skip
+
+
+def training_items(settings: Settings, kind: str, seed: int) -> tuple[tasks.Task, ...]:
+    """The training tasks of a seed; its number is its world."""
+    return tasks.items("train", seed, kind, seed, tasks.TRAINED[kind], settings.train_items)
+
+
+def play(settings: Settings, model: Any, tokenizer: Any, some: list[dict], each: int, *stream: Any) -> list[Episode]:
+    """`each` answers of the model to every task, task-major."""
+    return run_episodes(
+        model, tokenizer, tasks.PrivilegedTasks, some, group_size=each, max_new_tokens=settings.max_new_tokens,
+        temperature=settings.evaluation.temperature, generator=generator(*stream),
+    )  # fmt: skip
