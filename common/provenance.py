@@ -1,7 +1,8 @@
 """Where a result comes from: command, commit, configuration, packages, machine and cost, and the gathering of cells.
 
-`collect` turns the cells of a run folder into the three committed files that a report is built from: records.jsonl
-(sorted, without times, the same bytes from the same configuration), rollouts.jsonl and provenance.json.
+`collect` turns the cells of a run folder into the committed files that a report is built from: records.jsonl (sorted,
+without times, the same bytes from the same configuration), rollouts.jsonl, provenance.json and, where an experiment
+measures time, times.jsonl.
 """
 
 import importlib.metadata
@@ -17,7 +18,7 @@ from typing import Any
 
 from common.files import read_json, read_json_lines, strict_json, write_json, write_json_lines
 from common.jobs import Cell, Failure, cell_folder, headline
-from common.records import NOT_FINISHED
+from common.records import NOT_FINISHED, is_time
 from common.runlog import distinct_rows, newest_records, peak_memory_mb, warn
 from common.stages import STAGE_FILE, plain
 
@@ -234,7 +235,10 @@ def collect(
         "cells": costs,
         "failed": failed,
     }
-    write_json_lines(result_folder / "records.jsonl", records)
+    write_json_lines(result_folder / "records.jsonl", [row for row in records if not is_time(row)])
+    (result_folder / "times.jsonl").unlink(missing_ok=True)
+    if times := [row for row in records if is_time(row)]:
+        write_json_lines(result_folder / "times.jsonl", times)
     write_json_lines(result_folder / "rollouts.jsonl", rollouts)
     write_json(result_folder / "provenance.json", provenance)
     size = sum(file.stat().st_size for file in result_folder.rglob("*") if file.is_file()) / 2**20

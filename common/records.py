@@ -60,6 +60,16 @@ def read_jsonl(path: Path) -> list[Record]:
     return rows
 
 
+def is_time(row: Record) -> bool:
+    """Whether a record holds measured time (metric time/...), which no two runs agree on to the byte."""
+    return str(row["metric"]).startswith("time/")
+
+
+def read_records(folder: Path) -> list[Record]:
+    """All records of a result folder: the reproducible ones of records.jsonl, then those of times.jsonl, if any."""
+    return read_jsonl(folder / "records.jsonl") + read_jsonl(folder / "times.jsonl")
+
+
 def rows_at(records: Iterable[Record], point: Point) -> list[Record]:
     """The records of one point, at most one per seed: the final ones, or those of `point.step`."""
     rows: dict[int, Record] = {}

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from common.claims import ClaimsError
-from common.records import read_jsonl
+from common.records import read_records
 from common.report.build import build, check
 from common.report.index import Experiment, find_experiments, generated, result_folders
 from common.schema import ConfigError, suggest
@@ -41,7 +41,7 @@ def run_experiment(experiment: Experiment, results: Path, checking: bool) -> lis
     figures, sections = getattr(module, "figures", None), getattr(module, "sections", None)
     differing = []
     for folder in folders:
-        texts = sections(read_jsonl(folder / "records.jsonl")) if sections else None
+        texts = sections(read_records(folder)) if sections else None
         inputs = (folder, experiment.folder / "claims.yaml", figures, texts)
         if checking:
             differing += check(*inputs)

@@ -19,7 +19,7 @@ from markdown_it import MarkdownIt
 
 from common.claims import VERDICTS, Claims, Finding, evaluate_all, load_claims
 from common.config import FIRST_REPORT_SEED
-from common.records import Record, ordered, read_json, read_jsonl
+from common.records import Record, ordered, read_json, read_jsonl, read_records
 from common.report import tables
 from common.report.figures import default_figures, inline, title_of
 from common.report.text import number, visible
@@ -62,7 +62,7 @@ def load(folder: Path, claims: Claims) -> Result:
     provenance = read_json(folder / "provenance.json")
     study = str(provenance.get("configuration", {}).get("study", "ablation" if folder.name == "ablation" else "main"))
     place = {arm: i for i, arm in enumerate(provenance.get("arms", []))}
-    records = sorted(read_jsonl(folder / "records.jsonl"), key=lambda row: place.get(row["arm"], len(place)))
+    records = sorted(read_records(folder), key=lambda row: place.get(row["arm"], len(place)))
     return Result(folder, claims, records, provenance, study)
 
 
