@@ -13,6 +13,7 @@ from common.seeding import generator
 from experiments.exp_7_10_adaptthink.families import ID, Family
 from experiments.exp_7_10_adaptthink.settings import Branch, Settings
 
+Played = dict[str, tuple[list[Episode], list[float]]]
 ROLLOUTS = 6  # kept of each split, spread over its items
 ITEM_METRICS = ("success", "saving")  # recorded with one number per item, for intervals over items
 
@@ -26,28 +27,36 @@ class Evaluator:
         self.end = end_think_id(tokenizer)
         self.splits = family.splits(seed)
 
-    def play(self, model: Any, split: str, mode: str, samples: int, limit: int | None = None):
-        """Episodes of a split, task-major, and P(</think>) of each task."""
-        return play_modes(
+    def play(
+        self, model: Any, mode: str, samples: int, limit: int | None = None
+    ) -> dict[str, tuple[list[Episode], list[float]]]:
+        """Split -> its episodes, task-major, and P(</think>) of each task. All splits are played at once."""
+        chosen = {name: tasks[:limit] for name, tasks in self.splits.items()}
+        episodes, nothink_P = play_modes(
             model,
             self.tokenizer,
             self.family.make_env,
-            self.splits[split][:limit],
+            [task for tasks in chosen.values() for task in tasks],
             [mode] * samples,
             end=self.end,
-            generator=generator(self.seed, "evaluation", split, mode),
+            generator=generator(self.seed, "evaluation", mode),
             temperature=self.settings.evaluation.temperature,
             max_new_tokens=self.settings.max_new_tokens,
             batch_size=self.settings.sample_batch,
         )
+        played, begin = {}, 0
+        for name, tasks in chosen.items():
+            end = begin + len(tasks)
+            played[name] = (episodes[begin * samples : end * samples], nothink_P[begin:end].tolist())
+            begin = end
+        return played
 
     def curve(self, model: Any, percent: int) -> None:
         """A point of the learning curve; steps are percent of the arm's compute."""
         config, pooled = self.settings.evaluation, dict[str, list[float]]()
-        for split in self.splits:
-            episodes, nothink_P = self.play(model, split, self.branch.mode, config.curve_samples, config.curve_items)
+        for split, (episodes, nothink) in self.play(model, self.branch.mode, config.curve_samples, config.curve_items).items():
             values = self.values(episodes)
-            found = {name: mean(values[name]) for name in ("success", "length")} | {"nothink_p": float(nothink_P.mean())}
+            found = {name: mean(values[name]) for name in ("success", "length")} | {"nothink_p": mean(nothink)}
             self.write(split, found, len(episodes), percent)
             if split in self.family.pooled:
                 for name, value in found.items():
@@ -77,25 +86,19 @@ class Evaluator:
         """The numbers of the report for each split and for all trained levels together, and rollouts to read."""
         config = self.settings.evaluation
         pooled: list[dict[str, list[float]]] = []
-        for split in self.splits:
-            episodes, nothink_P = self.play(model, split, self.branch.mode, config.samples)
-            values = self.values(episodes)
-            values |= {"nothink_p": [p for p in nothink_P.tolist() for _ in range(config.samples)]}
+        forced = {mode: self.play(model, mode, config.forced_samples) for mode in ("think", "nothink")}
+        for split, (episodes, nothink) in self.play(model, self.branch.mode, config.samples).items():
+            values = self.values(episodes) | {"nothink_p": [p for p in nothink for _ in range(config.samples)]}
             self.record_all(split, values, config.samples)
-            forced = self.forced(model, split)
-            self.record_all(split, forced, config.forced_samples)
+            in_mode = {}
+            for mode, played in forced.items():
+                found = self.values(played[split][0])
+                in_mode |= {f"success_{mode}": found["success"], f"length_{mode}": found["length"]}
+            self.record_all(split, in_mode, config.forced_samples)
             if split in self.family.pooled:
-                pooled.append(values | {f"forced {name}": found for name, found in forced.items()})
+                pooled.append(values | {f"forced {name}": found for name, found in in_mode.items()})
             self.keep_rollouts(split, episodes)
         self.record_pooled(pooled)
-
-    def forced(self, model: Any, split: str) -> dict[str, list[float]]:
-        """Success and length when the model is made to think, and made not to."""
-        found = {}
-        for mode in ("think", "nothink"):
-            values = self.values(self.play(model, split, mode, self.settings.evaluation.forced_samples)[0])
-            found |= {f"success_{mode}": values["success"], f"length_{mode}": values["length"]}
-        return found
 
     def record_pooled(self, pooled: list[dict[str, list[float]]]) -> None:
         """The trained levels together."""
