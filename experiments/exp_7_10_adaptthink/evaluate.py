@@ -101,12 +101,14 @@ class Evaluator:
         self.record_pooled(pooled)
 
     def record_pooled(self, pooled: list[dict[str, list[float]]]) -> None:
-        """The trained levels together."""
+        """The trained levels together, and how far the first of them is from the last in the probability of NoThinking."""
         config = self.settings.evaluation
         joined = {name: [value for found in pooled for value in found[name]] for name in pooled[0]}
         self.record_all(ID, {k: v for k, v in joined.items() if not k.startswith("forced ")}, config.samples)
         forced = {k.removeprefix("forced "): v for k, v in joined.items() if k.startswith("forced ")}
         self.record_all(ID, forced, config.forced_samples)
+        spread = mean(pooled[0]["nothink_p"]) - mean(pooled[-1]["nothink_p"])
+        self.log.record(split=ID, metric="share_spread", value=spread, n=len(joined["nothink_p"]), step=100, final=True)
 
     def record_all(self, split: str, metrics: dict[str, list[float]], samples: int) -> None:
         """Final records of per-episode values, `samples` of each task in a row; success within a mode where it occurs."""
