@@ -120,6 +120,8 @@ def collect(teacher: Teacher, asks: Sequence[Ask], file: Path, *, max_cost: floa
                 row = {"key": ask.key, "prompt": ask.prompt, **asdict(reply), "cost": teacher.price(reply)}
                 handle.write(json_line(row).encode())
                 handle.flush()
+                if row["cost"]:  # what was paid for outlives a power cut, too
+                    os.fsync(handle.fileno())
                 if reply.text is not None:
                     rows[ask.key] = row
                 spent += row["cost"]

@@ -28,12 +28,15 @@ def build_tokenizer() -> PreTrainedTokenizerFast:
 class CorpusConfig:
     """The documents of a pre-training batch: a share ``facts`` of the rows holds single steps, the rest solved problems.
 
-    Of the solved problems a share ``direct`` states the answer alone, the others are worked in ``style``; ``habits`` are
-    those of the styles text and tool. Rows hold as many documents as fit into ``row_tokens`` (a longer one alone, too).
+    Of the rows of single steps a share ``checked`` checks each step, half of which are wrong: what a check is can be known
+    without the habit of checking. Of the solved problems a share ``direct`` states the answer alone, the others are worked in
+    ``style``; ``habits`` are those of the styles text and tool. Rows hold as many documents as fit into ``row_tokens``, but
+    at least one.
     """
 
     style: str = "plain"
     facts: float = 0.5
+    checked: float = 0.0
     direct: float = 0.0
     habits: traces.Habits = field(default_factory=traces.Habits)
     row_tokens: int = 64
@@ -67,17 +70,18 @@ class Corpus:
     def facts(self, stream: random.Random) -> Row:
         """Single steps `37+11=48. `, of which only the results are targets.
 
-        Style text: each is checked, and half of them are wrong; check and verdict are targets, a wrong result is none.
+        In a checked row half of the steps are wrong; check and verdict are targets, a wrong result is none.
         """
         ids, mask = [self.encode.bos], [0]
-        while len(ids) + 13 <= self.config.row_tokens:
+        check = stream.random() < self.config.checked
+        while len(ids) + (11 if check else 5) <= self.config.row_tokens:
             number, ((op, operand),) = problems.random_problem(stream, 1)
             step = (number, op, operand)
-            right = self.config.style != "text" or stream.random() < 0.5
+            right = not check or stream.random() < 0.5
             result = problems.apply(*step) if right else traces.slipped(stream, step)
             ids += self.encode(f"{traces.equation(*step, result)}{traces.NEXT}")
             mask += [0, 0, 0, int(right), 0]
-            if self.config.style == "text":
+            if check:
                 ids += self.encode(f"{traces.checked(step, result)}{traces.HOLDS if right else traces.FAILS}")
                 mask += [0, 0, 0, 0, 1, 1]
         return ids, mask

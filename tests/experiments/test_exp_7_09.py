@@ -191,7 +191,7 @@ def test_tokens_and_targets_of_a_document():
 
 def test_wrong_results_of_checked_facts_are_no_targets():
     encode = PhraseEncoder(tokenizer := data.build_tokenizer())
-    corpus = data.Corpus(encode, data.CorpusConfig(style="text", facts=1.0), 0)
+    corpus = data.Corpus(encode, data.CorpusConfig(facts=1.0, checked=1.0), 0)
     ids_BT, attention_BT, mask_BT = corpus.batch(0, 8)
     seen = set()
     for ids, attention, mask in zip(ids_BT.tolist(), attention_BT.tolist(), mask_BT.tolist(), strict=True):
@@ -285,17 +285,18 @@ def log_in(folder):
 
 
 def test_behaviours_and_what_becomes_of_steps(tmp_path):
-    texts = [PLAIN, TEXT, DETOUR, WRONG]
+    needless = "<think>37+11=48. Wait, again: 37+11=48. 48-9=39. </think>Final answer: 39"
+    texts = [PLAIN, TEXT, DETOUR, WRONG, needless]
     found = evaluate.behaviours(texts, [evaluate.read(text) for text in texts])
-    assert found["verification"] == [0, 1, 1, 0] and found["backtracking"] == [0, 0, 1, 0]
-    assert found["reflection"] == [0, 1, 1, 0] and found["empty_reflection"] == [0, 0, 0, 0]
+    assert found["verification"] == [0, 1, 1, 0, 0] and found["backtracking"] == [0, 0, 1, 0, 1]
+    assert found["reflection"] == [0, 1, 1, 0, 1] and found["empty_reflection"] == [0, 0, 0, 0, 0]
     with log_in(tmp_path) as log:
         evaluate.record_ratios(log, "id", texts)
     found = records_of(tmp_path)
-    assert found["id", "slip"] == (pytest.approx(2 / 9), 9)  # 37+11=47 twice, of 2+2+3+2 steps
+    assert found["id", "slip"] == (pytest.approx(2 / 12), 12)  # 37+11=47 twice, of 2+2+3+2+3 steps
     assert found["id", "caught"] == (0.5, 2)
-    assert found["id", "false_alarm"] == (0.0, 7)
-    assert found["id", "checked"] == (pytest.approx(3 / 9), 9)
+    assert found["id", "false_alarm"] == (pytest.approx(1 / 10), 10)
+    assert found["id", "checked"] == (pytest.approx(3 / 12), 12)
 
 
 def test_imitation_counts_the_teachers_very_number(tmp_path, monkeypatch):
