@@ -48,6 +48,7 @@ DEMO = [
     "branches.grpo.lr=1e-5", "branches.grpo.changes.prompts_per_step=2",
     "algo.group_size=4", "algo.drop_zero_variance=true",
 ]  # fmt: skip
+WHOSE = (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)
 COLUMNS = {
     "phase": "phase",
     "steps": "steps",
@@ -62,13 +63,18 @@ COLUMNS = {
 
 
 def measured(name: str, run: Callable[[], dict[str, Any]]) -> dict[str, Any]:
-    """What `run` returns, with the wall and CPU minutes it took and this process's peak memory."""
-    wall, cpu = time.perf_counter(), time.process_time()
+    """What `run` returns, with the wall and CPU minutes and the peak memory of this process or of the one that it waits for."""
+    start, before = time.perf_counter(), cpu_seconds()
     row = run()
-    row |= {"phase": name, "minutes": f"{(time.perf_counter() - wall) / 60:.1f}"}
-    row["cpu_minutes"] = f"{(time.process_time() - cpu) / 60:.1f}"
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / (2**30 if sys.platform == "darwin" else 2**20)
+    row |= {"phase": name, "minutes": f"{(time.perf_counter() - start) / 60:.1f}"}
+    row["cpu_minutes"] = f"{(cpu_seconds() - before) / 60:.1f}"
+    peak = max(resource.getrusage(who).ru_maxrss for who in WHOSE) / (2**30 if sys.platform == "darwin" else 2**20)
     return row | {"memory_gib": f"{peak:.1f}"}
+
+
+def cpu_seconds() -> float:
+    """Of this process and of those it has waited for."""
+    return sum(usage.ru_utime + usage.ru_stime for usage in map(resource.getrusage, WHOSE))
 
 
 def summary(folder: Path, model: Any, meter: Any, metric: str, unit: str) -> dict[str, Any]:
