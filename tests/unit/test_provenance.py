@@ -11,6 +11,7 @@ import pytest
 from common.config import Common
 from common.jobs import Cell, Failure, cell_folder, mark_done
 from common.provenance import collect, command, git_state, machine, packages, pick_rollouts, surprise
+from common.records import read_records
 from common.runlog import RunLog
 
 LABELS = {"experiment": "toy", "scale": "smoke", "variant": None}
@@ -62,6 +63,20 @@ def test_collect_writes_the_same_bytes_whatever_the_order(tmp_path):
         collect(tmp_path / name / "runs", CELLS, tmp_path / name / "results")
     for file in ("records.jsonl", "rollouts.jsonl"):
         assert (tmp_path / "one/results" / file).read_bytes() == (tmp_path / "two/results" / file).read_bytes()
+
+
+def test_measured_times_stand_apart_from_the_records_that_a_second_run_repeats(tmp_path):
+    folder = cell_folder(tmp_path / "runs", CELLS[0])
+    with RunLog(folder, {**LABELS, "variant": None, "arm": "sft", "seed": 101}, quiet=True) as log:
+        for metric in ("success", "time/answer"):
+            log.record(split="test", metric=metric, value=0.5, n=4, step=1, final=True)
+    mark_done(folder, "key")
+    collect(tmp_path / "runs", CELLS[:1], tmp_path / "results")
+    files = {name: (tmp_path / "results" / name).read_text().splitlines() for name in ("records.jsonl", "times.jsonl")}
+    assert {name: [json.loads(line)["metric"] for line in lines] for name, lines in files.items()} == {
+        "records.jsonl": ["success"], "times.jsonl": ["time/answer"]
+    }  # fmt: skip
+    assert [row["metric"] for row in read_records(tmp_path / "results")] == ["success", "time/answer"]
 
 
 def test_e08_the_records_of_another_variant_are_not_overwritten(tmp_path):
