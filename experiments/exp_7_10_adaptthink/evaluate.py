@@ -40,7 +40,7 @@ class Evaluator:
             [mode] * samples,
             end=self.end,
             generator=generator(self.seed, "evaluation", mode),
-            temperature=self.settings.evaluation.temperature,
+            temperature=self.settings.temperature,
             max_new_tokens=self.settings.max_new_tokens,
             batch_size=self.settings.sample_batch,
         )

@@ -55,7 +55,6 @@ class EvaluationConfig:
     curve_items: int = 20
     curve_samples: int = 2
     points: int = 10
-    temperature: float = 1.0
 
 
 @dataclass(kw_only=True)
@@ -77,6 +76,7 @@ class Settings(Common):
     start_direct: float
     train_items: int
     reference_samples: int
+    temperature: float
     max_new_tokens: int
     sample_batch: int
     branch_flops: float
@@ -92,6 +92,7 @@ class Settings(Common):
         counts = ("bases", "pretraining_steps", "start_steps", "train_items", "reference_samples")
         for key in (*counts, "max_new_tokens", "sample_batch"):
             within(key, getattr(self, key), 1)
+        within("temperature", self.temperature, 0, above=True)
         within("branch_flops", self.branch_flops, 0, above=True)
         for key in ("pretraining_growth", "pretraining_direct", "start_direct", "length_penalty", "router_delta"):
             within(key, getattr(self, key), 0, 1)
@@ -122,7 +123,8 @@ class Settings(Common):
         """An arm's method in full: AdaptThinkConfig, or the AlgoConfig of GRPO or DPO. ConfigError for unknown keys."""
         branch, where = self.branches[name], f"branches.{name}.changes"
         lr = {} if branch.lr is None else {"lr": learning_rate(branch.lr, self.lora)}
-        shared = {"max_new_tokens": self.max_new_tokens, "sample_batch": self.sample_batch, **self.adaptthink}
+        sampling = {key: getattr(self, key) for key in ("max_new_tokens", "sample_batch", "temperature")}
+        shared = {**sampling, **self.adaptthink}
         if branch.method == "none":
             if branch.changes:
                 raise ConfigError(f"{where}: method=none has no keys to change.")

@@ -96,7 +96,7 @@ def rates_stage(settings: Settings, start: Path, seed: int, mode: str) -> Path:
     return presampled(
         f"rates-{mode}", start, family.make_env, family.pool(seed), settings.reference_samples, seed=seed, modules=JUDGES,
         runs_dir=settings.runs_dir, threads=settings.threads, device=settings.device, dtype=settings.dtype, mode=mode,
-        max_new_tokens=settings.max_new_tokens, batch_size=settings.sample_batch,
+        max_new_tokens=settings.max_new_tokens, temperature=settings.temperature, batch_size=settings.sample_batch,
     )  # fmt: skip
 
 
