@@ -2,8 +2,8 @@
 
     python -m scripts.doctor
 
-Exit code 0 when the laptop scale can run, 1 otherwise. Reads pyproject.toml and constraints.txt and imports nothing of
-the project, so that it also works where the installation is broken.
+Exit code 0 when the laptop scale can run, 1 otherwise. Reads pyproject.toml and constraints.txt and imports of the project
+only the sandbox, which needs no package, so that it also works where the installation is broken.
 """
 
 import importlib
@@ -105,6 +105,13 @@ def scale_lines(missing: list[str], gpu: str | None, extra_missing: list[str]) -
     return lines
 
 
+def sandbox_lines() -> list[str]:
+    """How model-written code is isolated on this machine, and what is not; found out by running a program."""
+    if str(ROOT) not in sys.path:
+        sys.path.append(str(ROOT))
+    return [f"  {line}" for line in importlib.import_module("common.sandbox").isolation().lines()]
+
+
 def main() -> int:
     """Prints the examination; returns the exit code."""
     suitable = (3, 11) <= sys.version_info[:2] <= (3, 13)
@@ -122,6 +129,7 @@ def main() -> int:
     if disk < MINIMUM_DISK_GIB:
         print(f"  little disk: runs want {MINIMUM_DISK_GIB:g} GiB; `make clean-runs` frees what earlier runs hold")
     print("Packages", *lines, sep="\n")
+    print("Sandbox for model-written code", *sandbox_lines(), sep="\n")
     print("Scales", *scale_lines(missing, accelerator(), extra_missing), sep="\n")
     ready = suitable and not missing
     print("All set: try `make exp-7-1`." if ready else f"Not ready: see above; `{SETUP}` mends most of it.")

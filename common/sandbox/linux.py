@@ -191,13 +191,14 @@ def seccomp_filter(machine: str) -> bytes:
     if machine not in _ARCHITECTURES:
         raise OSError(_ENOSYS, f"no seccomp filter for {machine}; there are {', '.join(_ARCHITECTURES)}")
     audit, column, clone, socket = _ARCHITECTURES[machine]
-    load, equal, greater, bits, answer = 0x20, 0x15, 0x35, 0x45, 0x06
+    load, equal, greater, bits, jump, answer = 0x20, 0x15, 0x35, 0x45, 0x05, 0x06
     allow, refuse, argument = (answer, 0, 0, _ALLOW), (answer, 0, 0, _REFUSE | _EPERM), (load, 0, 0, 16)
     code = [(load, 0, 0, 4), (equal, 1, 0, audit), (answer, 0, 0, _KILL), (load, 0, 0, 0)]
     code += [(greater, 0, 1, 0x40000000), (answer, 0, 0, _REFUSE | _ENOSYS)]  # x32: other numbers for the same calls
     code += [(equal, 0, 1, _CLONE3), (answer, 0, 0, _REFUSE | _ENOSYS)]  # its flags lie in memory; libc falls back to clone
-    for numbers in _DENIED.values():
-        code += [(equal, 0, 1, numbers[column]), refuse]
+    denied = [numbers[column] for numbers in _DENIED.values()]
+    code += [(equal, len(denied) - index, 0, number) for index, number in enumerate(denied)]
+    code += [(jump, 0, 0, 1), refuse]
     for numbers in _OWN_ONLY.values():
         code += [(equal, 0, 4, numbers[column]), argument, (equal, 0, 1, 0), allow, refuse]
     code += [(equal, 0, 4, clone), argument, (bits, 1, 0, _NAMESPACES), allow, refuse]

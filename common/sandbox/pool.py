@@ -30,7 +30,9 @@ from common.schema import within
 
 WEAK = (
     "nothing but resource limits hold: programs can read and write this user's files, reach the network and the memory of "
-    "this user's processes, and send them signals; the number of processes and the size of the working folder are not limited"
+    "this user's processes, and send them signals; the number of processes and the size of the working folder are not limited, "
+    "memory and CPU time only of each process by itself; on macOS memory is not limited and a process that leaves its session "
+    "outlives its program"
 )
 
 
@@ -45,7 +47,10 @@ class Isolation:
         """Plain sentences for `make doctor`."""
         if self.strong:
             first = "namespaces: own root, users, processes, mounts, network and ipc; seccomp filter; resource limits"
-            return [first, "shared with programs: the kernel, the processor's time, the list of mounts of /proc/<pid>"]
+            return [
+                first,
+                "not isolated: the kernel itself, and what Python's own folder, /usr/bin and /usr/lib hold can be read",
+            ]
         return [f"NOT ISOLATED: {self.why}", WEAK, "experiments that run code refuse to start without allow_weak=True"]
 
 

@@ -19,9 +19,9 @@ import os
 import platform
 import resource
 import select
-import shutil
 import signal
 import socket
+import subprocess
 import sys
 import tempfile
 import time
@@ -30,6 +30,7 @@ from typing import Any
 
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 import program
+from usage import own_children, usage_of_all
 
 if sys.platform == "linux":
     import linux
@@ -65,6 +66,7 @@ def main() -> None:
     except OSError as error:
         send(control, {"failed": f"{traceback.extract_tb(error.__traceback__)[-1].name}: {error}"})
         return
+    gc.collect()
     gc.disable()
     gc.freeze()
     send(control, {"ready": True})
@@ -108,12 +110,17 @@ def episode_folder(config: dict[str, Any], request: dict[str, Any]) -> dict[str,
             return {"done": True}
         linux.call("umount2", path.encode(), linux.DETACH)
     if not opening:
-        shutil.rmtree(path)
+        remove(path)
     return {"done": True}
 
 
 def folder_of(config: dict[str, Any], episode: str) -> str:
     return os.path.join(HOME if config["namespaces"] else config["folder"], episode)
+
+
+def remove(folder: str) -> None:
+    """Delete a folder however deep it is and whatever rights a program left on it."""
+    subprocess.run(["sh", "-c", 'chmod -R u+rwx "$1"; rm -rf "$1"', "sh", folder], stderr=subprocess.DEVNULL, check=False)
 
 
 def folder_size(limits: dict[str, Any]) -> str:
@@ -189,7 +196,7 @@ def build_root(readable: list[str]) -> None:
 
 def shut_in_call(limits: dict[str, Any], episode: str | None) -> None:
     """For one call: an empty working folder or the episode's, its own /tmp and /dev/shm, /proc, no rights over mounts."""
-    linux.unshare(linux.NEWNS | linux.NEWIPC)
+    linux.unshare(linux.NEWNS)  # what a shared ipc namespace could keep from call to call, the seccomp filter refuses
     kept = os.open(f"{HOME}/{episode}", os.O_PATH) if episode else None
     linux.mount("tmpfs", HOME, "tmpfs", linux.NOSUID | linux.NODEV, folder_size(limits))
     for name in ("work", "tmp", "shm"):
@@ -252,7 +259,7 @@ def run_call(config: dict[str, Any], request: dict[str, Any], control: socket.so
     finally:
         os.close(ready_read)
         if folder is not None and not request["episode"]:
-            shutil.rmtree(folder, ignore_errors=True)
+            remove(folder)
     report = {"cause": cause, "code": None if cause else watched.code, "wall": wall, "cpu": watched.cpu_s}
     return {"failed": failure} if failure and not cause else report
 
@@ -278,7 +285,7 @@ def program_main(config: dict[str, Any], request: dict[str, Any], descriptors: l
         content = json.load(file)
     if answers:
         os.dup2(answers[0], program.ANSWERS)
-    for name in ("runner", "linux", "program"):
+    for name in ("runner", "linux", "program", "usage"):
         sys.modules.pop(name, None)
     sys.argv = [""]
     signal.set_wakeup_fd(-1)
@@ -357,38 +364,6 @@ class Watched:
                 os.kill(pid, signal.SIGKILL)  # also the program itself, if it had no session of its own yet
             if not self.reap(0):
                 return
-
-
-def own_children() -> list[int]:
-    """Children of this process, adopted ones too; on macOS the list cannot be had."""
-    with contextlib.suppress(OSError), open(f"/proc/self/task/{os.getpid()}/children", encoding="ascii") as file:
-        return [int(pid) for pid in file.read().split()]
-    return []
-
-
-def usage_of_all(enough: float) -> tuple[int, float, float]:
-    """(number, CPU seconds, bytes of memory) of all processes below this one; shared pages count once if it matters."""
-    ticks, pages, pids = 0, 0, [name for name in os.listdir("/proc") if name.isdigit() and name != "1"]
-    page, tick = resource.getpagesize(), os.sysconf("SC_CLK_TCK")
-    for pid in pids:
-        with contextlib.suppress(OSError):
-            with open(f"/proc/{pid}/stat", "rb") as file:
-                ticks += sum(int(value) for value in file.read().rpartition(b")")[2].split()[11:15])
-            with open(f"/proc/{pid}/statm", "rb") as file:
-                pages += int(file.read().split()[1])
-    memory = float(pages * page)
-    if memory > enough:
-        memory = sum(proportional(pid, page) for pid in pids)
-    return len(pids), ticks / tick, memory
-
-
-def proportional(pid: str, page: int) -> float:
-    """A process's memory with its part of shared pages; where it hides that, all that is resident."""
-    with contextlib.suppress(OSError, StopIteration), open(f"/proc/{pid}/smaps_rollup", "rb") as file:
-        return 1024.0 * int(next(line for line in file if line.startswith(b"Pss:")).split()[1])
-    with contextlib.suppress(OSError), open(f"/proc/{pid}/statm", "rb") as file:
-        return float(int(file.read().split()[1]) * page)
-    return 0.0
 
 
 if __name__ == "__main__":

@@ -226,7 +226,8 @@ class Worker:
             self.process.kill()
             self.process.wait()
         if self.folder is not None:
-            shutil.rmtree(self.folder, ignore_errors=True)
+            with contextlib.suppress(RecursionError):  # the worker has removed what programs left, unless it was killed
+                shutil.rmtree(self.folder, ignore_errors=True)
 
 
 def temporary(content: bytes) -> Any:

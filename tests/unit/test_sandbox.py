@@ -3,6 +3,7 @@
 import contextlib
 import dataclasses
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -12,11 +13,14 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import get_args
 
 import psutil
 import pytest
 
 from common.sandbox import Answer, Call, Isolation, Limits, Program, Sandbox, SandboxError, isolation, passes, pool
+from common.sandbox.data import Status
+from scripts import sandbox_bench
 
 ROOT = Path(__file__).resolve().parents[2]
 LIMITS = Limits(wall_s=20.0, cpu_s=5.0, memory_mb=256, folder_mb=16, file_size_mb=8)
@@ -33,6 +37,11 @@ def box() -> Iterator[Sandbox]:
 def below() -> set[int]:
     """Processes below this one that are no zombies' ghosts: all of them, zombies too."""
     return {child.pid for child in psutil.Process().children(recursive=True)}
+
+
+def sandbox_folders() -> list[str]:
+    """Temporary folders of sandboxes."""
+    return sorted(name for name in os.listdir(tempfile.gettempdir()) if name.startswith("sandbox"))
 
 
 def test_a_program_and_its_result(box: Sandbox) -> None:
@@ -184,7 +193,7 @@ def test_links_do_not_lead_out_of_an_episode(box: Sandbox) -> None:
 
 def test_thirty_two_at_once_keep_apart(box: Sandbox) -> None:
     """S11: each finds its own file only, some time out, nothing is left in the temporary folder."""
-    before = set(os.listdir(tempfile.gettempdir()))
+    before = sandbox_folders()
     source = "import os, time\nassert not os.listdir()\nopen('out.txt', 'w').write('{0}')\ntime.sleep({1})\n"
     source += "print(open('out.txt').read())"
     found: dict[int, str] = {}
@@ -201,7 +210,7 @@ def test_thirty_two_at_once_keep_apart(box: Sandbox) -> None:
     for thread in threads:
         thread.join()
     assert found == {index: "timeout" if index % 8 == 0 else str(index) for index in range(32)}
-    assert [name for name in set(os.listdir(tempfile.gettempdir())) - before if name.startswith("sandbox")] == []
+    assert sandbox_folders() == before
 
 
 def test_workers_that_die_are_replaced(box: Sandbox) -> None:
@@ -285,7 +294,7 @@ def test_without_isolation_it_must_be_asked_for(monkeypatch: pytest.MonkeyPatch)
     with pytest.raises(SandboxError, match=r"cannot isolate model-written code: no namespaces here.*allow_weak"):
         Sandbox()
     monkeypatch.setenv("FOO_TOKEN", "canary")
-    before = below()
+    before, folders = below(), sandbox_folders()
     with Sandbox(LIMITS, workers=2, allow_weak=True) as weak:
         assert not weak.strong
         orphan = (
@@ -306,5 +315,28 @@ def test_without_isolation_it_must_be_asked_for(monkeypatch: pytest.MonkeyPatch)
                 episode.read("out/etc/passwd")
         if sys.platform == "linux":
             assert len(below()) == len(before) + 2
-    assert below() == before
+        deep = "import os\nfor _ in range(3000):\n    os.mkdir('d')\n    os.chdir('d')\nos.chmod('.', 0)"
+        assert weak.run([Program(deep)])[0].ok and weak.run([Program("print(1)")])[0].ok
+    assert below() == before and sandbox_folders() == folders
     assert "NOT ISOLATED: why" in Isolation(False, "why").lines()[0]
+
+
+def test_the_page_says_what_is_so(box: Sandbox) -> None:
+    """docs/sandbox.md: its example runs and prints what its comments say; every limit, default and status stands there."""
+    page = (ROOT / "docs/sandbox.md").read_text(encoding="utf-8")
+    example = page.split("```python\n")[1].split("```")[0]
+    shown = subprocess.run([sys.executable, "-c", example], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    assert shown == "ok 42\n\n[True, True]\nhello\n ['src/'] b\"print('hello')\"\n"
+    for status in get_args(Status):
+        assert f"`{status}`" in page
+    for row in [line for line in page.split("## Limits")[1].splitlines() if line.startswith("| `") and "default" not in line]:
+        names, defaults = (cell.replace("`", "").split(", ") for cell in row.split("|")[1:3])
+        assert [float(getattr(Limits(), name.strip())) for name in names] == [float(value) for value in defaults]
+
+
+def test_throughput_is_printed(box: Sandbox, capsys: pytest.CaptureFixture[str]) -> None:
+    assert sandbox_bench.main(["seconds=1"]) == 0
+    shown = capsys.readouterr().out
+    assert re.search(r"\d+ programs in [\d.]+ s: \d+ a second, goal 200 on two cores", shown), shown
+    with capsys.disabled():
+        print(f"\n{shown.strip()}")

@@ -8,6 +8,7 @@ import pytest
 import yaml
 
 from common.jobs import Cell, cell_folder
+from common.sandbox import Isolation
 from scripts import doctor, export, view
 from scripts.experiment import command, folders, settings
 
@@ -34,6 +35,16 @@ def test_doctor_names_what_is_missing_and_the_remedy(
     assert doctor.main() == 1
     shown = capsys.readouterr().out
     assert "laptop   no: peft missing; run `make setup`" in shown and "Not ready" in shown
+
+
+def test_doctor_says_how_code_is_isolated(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr("common.sandbox.isolation", lambda: Isolation(False, "darwin has no namespaces"))
+    doctor.main()
+    weak = capsys.readouterr().out.split("Sandbox for model-written code\n")[1].split("Scales")[0].splitlines()
+    assert weak[0] == "  NOT ISOLATED: darwin has no namespaces"
+    assert "reach the network" in weak[1] and "allow_weak=True" in weak[2]
+    monkeypatch.setattr("common.sandbox.isolation", lambda: Isolation(True))
+    assert "namespaces" in doctor.sandbox_lines()[0] and "kernel" in doctor.sandbox_lines()[1]
 
 
 def test_doctor_compares_with_the_lock() -> None:
