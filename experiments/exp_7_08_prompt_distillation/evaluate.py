@@ -45,6 +45,11 @@ class Evaluator:
         self.record(split, "tokens_out", [float(reply.tokens_out) for reply in replies])
         theirs = sum(reply.tokens_in for reply in teacher) / max(1, len(teacher))
         self.record(split, "tokens_saved", [1 - reply.tokens_in / theirs for reply in replies] if theirs else [])
+        own, told = (sum(reply.tokens for reply in some) for some in (replies, teacher))
+        self.log.record(
+            split=split, metric="tokens_ratio", value=told / own if own else None, n=len(replies), step=100, final=True,
+            reason=None if own else "no token was counted",
+        )  # fmt: skip
 
     def parts(self, items: Sequence[Item], replies: Sequence[Reply], teacher: Sequence[Reply], seed: int) -> None:
         """The test in parts: rare words, rules, labels, what the teacher gets wrong, and what of that is inherited."""

@@ -88,12 +88,13 @@ def part_table(records: list[Record], arms: list[str], part: str, names: tuple[s
 def cost_table(records: list[Record], arms: list[str]) -> str:
     """Tokens and, where measured, milliseconds per answer and their ratio to the teacher's."""
     header = (
-        "arm", "prompt tokens", "written tokens", "ms, one at a time", "teacher's ms", "times as fast", "ms, in a batch",
-        "teacher's ms", "times as fast",
+        "arm", "prompt tokens", "written tokens", "times fewer tokens than the teacher", "ms, one at a time", "teacher's ms",
+        "times as fast", "ms, in a batch", "teacher's ms", "times as fast",
     )  # fmt: skip
     rows = []
     for arm in arms:
-        row = [LABELS.get(arm, arm), shown(records, arm, "tokens_in", "test"), shown(records, arm, "tokens_out", "test")]
+        counts = [shown(records, arm, metric, "test") for metric in ("tokens_in", "tokens_out", "tokens_ratio")]
+        row = [LABELS.get(arm, arm), *counts]
         for how in ("one", "batch"):
             for side in ("own", "teacher"):
                 found = estimate(sample_at(records, Point(arm, f"time/{side}_{how}", "test")))

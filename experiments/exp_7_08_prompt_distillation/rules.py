@@ -30,6 +30,7 @@ VOCABULARY = 240  # words that exist
 TAIL = 60  # of them the rarest: the long tail
 FLAT = 20.0  # the larger, the less frequencies differ
 LENGTH = 6  # words of a text
+COHERENCE = 16.0  # times as likely: a word of the language that a text is mostly in
 MARK, HINT, NAME = "!", ",", "-"
 PATTERN = MARK * 6 + HINT * 11 + NAME * 3  # kinds of 20 words that follow each other in frequency, before shuffling
 ROLES = {"corpus": range(5), "train": range(5, 8), "validation": range(8, 9), "test": range(9, 10)}
@@ -121,7 +122,7 @@ def random_text(stream: random.Random, table: Table, without: frozenset[str] | s
     weights, often, kind = {}, frequencies(), kinds()
     for word, label in table.rules.items():
         if word not in without:
-            weights[word] = often[word] * (8.0 if label == language else 1.0)
+            weights[word] = often[word] * (COHERENCE if label == language else 1.0)
             if kind[word] == MARK:
                 weights[word] *= 0.5 if marked else 0.0001
     chosen = weighted_sample(stream, weights, LENGTH)

@@ -84,7 +84,7 @@ def teacher_stage(settings: Settings, seed: int, changed: bool = False) -> Path:
     Seeds below 100 have validation texts in the place of the test's.
     """
     base, source = base_stage(settings, seed, "base"), source_of(settings, seed, changed)
-    wanted = {"train": settings.inputs, test_role(seed): settings.evaluation.items}
+    wanted = {"train": labelled_inputs(settings, changed), test_role(seed): settings.evaluation.items}
     mode = Mode(prompted=True, think=True)
 
     def build(folder: Path) -> None:
@@ -102,18 +102,17 @@ def teacher_stage(settings: Settings, seed: int, changed: bool = False) -> Path:
         cost = {"parameters": size, "tokens_forward": tokens, "flops": FORWARD_FLOPS * size * tokens}
         write_json(folder / "cost.json", cost)
 
-    key = [
-        wanted,
-        settings.sampling,
-        settings.device,
-        settings.dtype,
-        settings.teacher,
-        seed,
-        changed and settings.changed_share,
-    ]
-    key += [settings.sentences, settings.prompt_file, settings.server if settings.teacher == "server" else None]
+    key = [wanted, settings.sampling, settings.device, settings.dtype, settings.threads, settings.teacher, seed]
+    key += [changed and settings.changed_share, settings.sentences, settings.prompt_file]
+    key += [settings.server] if settings.teacher == "server" else []
     name = "teacher-changed" if changed else "teacher"
     return stage(name, build, config=key, modules=ASK_CODE, inputs=[base], root=root_of(settings))
+
+
+def labelled_inputs(settings: Settings, changed: bool) -> int:
+    """How many training texts the teacher labels: those of the arm that learns from most of them."""
+    learnt = [branch.inputs or settings.inputs for branch in settings.branches.values() if branch.changed == changed]
+    return max(learnt, default=1)
 
 
 def test_role(seed: int) -> str:

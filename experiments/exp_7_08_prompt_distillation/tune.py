@@ -1,6 +1,6 @@
 """Learning rates by validation: `python -m experiments.exp_7_08_prompt_distillation.tune [arm ...]`.
 
-Three rates for every arm that trains, on tuning seed 0 and validation texts. Arms that learn the teacher's labels are chosen
+Two rates for every arm that trains, on tuning seed 0 and validation texts. Arms that learn the teacher's labels are chosen
 by fidelity, which can be had without gold labels, the controls by accuracy. Finished tries are found again. Writes
 tuning.jsonl and the README's table; the rates in conf/experiment/7-8/base.yaml are then set by hand to the ones it marks.
 """
@@ -26,7 +26,7 @@ HERE = Path(__file__).parent
 FILE, README = HERE / "tuning.jsonl", HERE / "README.md"
 BLOCK = ("<!-- tuning:begin -->", "<!-- tuning:end -->")
 SEED = 0
-SFT_RATES, ON_POLICY_RATES = (1e-3, 3e-3, 1e-2), (3e-4, 1e-3, 3e-3)
+SFT_RATES, ON_POLICY_RATES = (1e-3, 3e-3), (3e-4, 1e-3)
 STUDENTS = ("distilled", "gold", "traces", "inputs_250", "inputs_1000", "small", "small_gold", "update", "update_anew")
 RATES = {**dict.fromkeys(STUDENTS, SFT_RATES), **dict.fromkeys(("on_policy", "on_policy_thought"), ON_POLICY_RATES)}
 UNTRAINED = ("before", "prompted", "teacher", "small_before", "small_prompted", "small_thinking")
@@ -88,13 +88,12 @@ def main(words: list[str]) -> None:
     named, changes = [word for word in words if "=" not in word], [word for word in words if "=" in word]
     for word in named:
         one_of("arm", word, [*UNTRAINED, *RATES])
-    rows = {(row["arm"], row["lr"]): row for row in read_json_lines(FILE)}
     for arm, rates in {**dict.fromkeys(UNTRAINED, (None,)), **RATES}.items():
         for lr in rates if not named or arm in named else ():
             row = one_try(arm, lr, changes)
             print(strict_json(row), flush=True)
-            rows[arm, lr] = row
-            write(list(rows.values()))
+            others = [known for known in read_json_lines(FILE) if (known["arm"], known["lr"]) != (arm, lr)]
+            write([*others, row])
 
 
 if __name__ == "__main__":
