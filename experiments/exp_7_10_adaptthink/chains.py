@@ -18,7 +18,7 @@ from common.seeding import python_random, stream_seed
 from common.verifiers.thinking import END_THINK, THINK
 
 LARGEST = 31
-OPERANDS = (1, 2, 3, 4)
+OPERANDS = (1, 2, 3, 4, 5, 6)
 ROLES = {"corpus": range(4), "train": range(4, 7), "validation": range(7, 8), "test": range(8, 10)}
 BUCKETS = 10
 LEVELS = (1, 2, 3, 4, 5, 6)  # what post-training sees

@@ -61,22 +61,24 @@ class Corpus:
 
 
 class ThinkOnly:
-    """What makes the reasoning model: it opens every answer with thinking, and still answers directly when made to.
+    """What makes the reasoning model: it opens nearly every answer with thinking, and still answers directly when made to.
 
-    A share `direct` of the rows shows NoThinking completions whose `</think>` is given, not taught.
+    A share `direct` of the rows shows NoThinking completions whose `</think>` is given, not taught; of the others a share
+    `skips` skips thinking on its own.
     """
 
-    def __init__(self, encode: PhraseEncoder, seed: int, tokens: int, direct: float) -> None:
-        self.encode, self.seed, self.tokens, self.direct = encode, seed, tokens, direct
+    def __init__(self, encode: PhraseEncoder, seed: int, tokens: int, direct: float, skips: float) -> None:
+        self.encode, self.seed, self.tokens, self.direct, self.skips = encode, seed, tokens, direct, skips
 
     def batch(self, step: int, rows: int) -> SftBatch:
         """The batch of a step: ids, attention and target mask."""
         stream = python_random(self.seed, "think only", step)
         made = []
         for _ in range(rows):
-            think = stream.random() >= self.direct
+            given = stream.random() < self.direct
+            think = not given and stream.random() >= self.skips
             chain = chains.draw(stream, stream.choice(chains.LEVELS), "train")
-            made.append(row(self.encode, chain, self.tokens, think, forced=not think))
+            made.append(row(self.encode, chain, self.tokens, think, forced=given))
         return pad_rows(made, self.encode.pad)
 
 

@@ -74,6 +74,7 @@ class Settings(Common):
     start: SftConfig
     start_steps: int
     start_direct: float
+    start_skips: float
     train_items: int
     reference_samples: int
     temperature: float
@@ -94,7 +95,14 @@ class Settings(Common):
             within(key, getattr(self, key), 1)
         within("temperature", self.temperature, 0, above=True)
         within("branch_flops", self.branch_flops, 0, above=True)
-        for key in ("pretraining_growth", "pretraining_direct", "start_direct", "length_penalty", "router_delta"):
+        for key in (
+            "pretraining_growth",
+            "pretraining_direct",
+            "start_direct",
+            "start_skips",
+            "length_penalty",
+            "router_delta",
+        ):
             within(key, getattr(self, key), 0, 1)
         for key in ("items", "samples", "forced_samples", "curve_items", "curve_samples", "points"):
             within(f"evaluation.{key}", getattr(self.evaluation, key), 1)

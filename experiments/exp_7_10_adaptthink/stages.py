@@ -64,12 +64,13 @@ def start_stage(settings: Settings, seed: int, tokens: int) -> tuple[Path, list[
     base = base_stage(settings, origin(settings, seed))
 
     def batches(tokenizer: Any) -> Callable[[int], SftBatch]:
-        made = data.ThinkOnly(PhraseEncoder(tokenizer), origin(settings, seed), tokens, settings.start_direct)
+        shares = settings.start_direct, settings.start_skips
+        made = data.ThinkOnly(PhraseEncoder(tokenizer), origin(settings, seed), tokens, *shares)
         return lambda step: made.batch(step, settings.start.batch_size)
 
     start = supervised(
         "start", **places(settings), seed=origin(settings, seed), config=settings.start, steps=settings.start_steps,
-        model=lambda: load_model(base / "model"), batches=batches, key=[tokens, settings.start_direct], inputs=[base],
+        model=lambda: load_model(base / "model"), batches=batches, key=[tokens, settings.start_direct, settings.start_skips], inputs=[base],
     )  # fmt: skip
     return start, [base, start]
 

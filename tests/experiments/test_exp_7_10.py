@@ -67,7 +67,7 @@ def test_values_stay_in_range_and_every_role_is_disjoint():
 def test_level_one_is_counted_and_enough():
     assert len(chains.items("test", 0, 1, 10**6)) == len(set(chains.items("test", 3, 1, 10**6)))
     sizes = {name: len(chains.single_steps(name)) for name in chains.ROLES}
-    assert sum(sizes.values()) == 236  # 32 numbers, 8 steps, less those that leave the range
+    assert sum(sizes.values()) == 342  # 32 numbers, 12 steps, less those that leave the range
     assert sizes["test"] >= compose("7-10", Settings, []).evaluation.items
 
 
@@ -81,7 +81,7 @@ def test_batches_are_functions_of_seed_and_step():
 
 
 def test_the_start_is_taught_thinking_alone():
-    ids, _, mask = data.ThinkOnly(ENCODE, 0, 8, 0.5).batch(0, 64)
+    ids, _, mask = data.ThinkOnly(ENCODE, 0, 8, 0.5, 0.0).batch(0, 64)
     end = end_think_id(TOKENIZER)
     direct = 0
     for row, targets in zip(ids.tolist(), mask.tolist()):
