@@ -95,14 +95,8 @@ class Settings(Common):
             within(key, getattr(self, key), 1)
         within("temperature", self.temperature, 0, above=True)
         within("branch_flops", self.branch_flops, 0, above=True)
-        for key in (
-            "pretraining_growth",
-            "pretraining_direct",
-            "start_direct",
-            "start_skips",
-            "length_penalty",
-            "router_delta",
-        ):
+        shares = ("pretraining_growth", "pretraining_direct", "start_direct", "start_skips")
+        for key in (*shares, "length_penalty", "router_delta"):
             within(key, getattr(self, key), 0, 1)
         for key in ("items", "samples", "forced_samples", "curve_items", "curve_samples", "points"):
             within(f"evaluation.{key}", getattr(self.evaluation, key), 1)

@@ -68,9 +68,10 @@ def start_stage(settings: Settings, seed: int, tokens: int) -> tuple[Path, list[
         made = data.ThinkOnly(PhraseEncoder(tokenizer), origin(settings, seed), tokens, *shares)
         return lambda step: made.batch(step, settings.start.batch_size)
 
+    key = [tokens, settings.start_direct, settings.start_skips]
     start = supervised(
         "start", **places(settings), seed=origin(settings, seed), config=settings.start, steps=settings.start_steps,
-        model=lambda: load_model(base / "model"), batches=batches, key=[tokens, settings.start_direct, settings.start_skips], inputs=[base],
+        model=lambda: load_model(base / "model"), batches=batches, key=key, inputs=[base],
     )  # fmt: skip
     return start, [base, start]
 
