@@ -26,7 +26,7 @@ BOUNDED = {
     "floor_token": ("token", 8, "floor"),
     "floor_t3": ("sequence", 3, "floor"),
     "floor_t5": ("sequence", 5, "floor"),
-    "delta_0": ("sequence", 8, "floor"),
+    "floor_t8": ("sequence", 8, "floor"),
     "ceiling_token": ("token", 8, "ceiling"),
     "ceiling_t3": ("sequence", 3, "ceiling"),
     "ceiling_t8": ("sequence", 8, "ceiling"),
@@ -59,7 +59,7 @@ def figures(records: list[Record], folder: Path) -> list[str]:
 def frontier(records: list[Record], arms: list[str], path: Path) -> str:
     """Success against mean length, one mark per arm; arms that no other one beats in both are joined."""
     points = {arm: (found(records, arm, "length", "id"), found(records, arm, "success", "id")) for arm in arms}
-    shown = [arm for arm in arms if arm not in BOUNDED or arm == "delta_0"]
+    shown = [arm for arm in arms if arm not in BOUNDED]
     known = {arm: (x.mean, y.mean) for arm in shown if (x := points[arm][0]) and (y := points[arm][1])}
     best = [
         place for arm, place in sorted(known.items(), key=lambda item: item[1])
