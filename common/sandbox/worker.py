@@ -125,6 +125,11 @@ class Worker:
                 pass_fds=[theirs.fileno()],
                 start_new_session=True,
             )
+        except OSError as error:
+            self.control.close()
+            if self.folder is not None:
+                os.rmdir(self.folder)
+            raise WorkerLost(f"no worker process could be started: {error}") from error
         finally:
             theirs.close()
         self.control.settimeout(START_S)  # of one receive or send
@@ -141,19 +146,21 @@ class Worker:
         with contextlib.ExitStack() as stack:
             content = stack.enter_context(temporary(json.dumps(payload).encode()))
             given = stack.enter_context(temporary(stdin or b""))
-            ends = [os.pipe() for _ in range(3 if answers else 2)]
-            for read_end, _ in ends:
-                os.set_blocking(read_end, False)
-                stack.callback(os.close, read_end)
-            try:
-                sent = [content.fileno(), given.fileno(), *(write_end for _, write_end in ends)]
-                socket.send_fds(self.control, [json.dumps({"do": "run", **request}).encode() + b"\n"], sent)
-            except OSError as error:
-                raise WorkerLost(f"the worker process is gone: {error}") from error
-            finally:
-                for _, write_end in ends:
-                    os.close(write_end)
-            report = self._follow([end for end, _ in ends], captures, request["wall_s"] + GRACE_S, answers)
+            ends = []
+            with contextlib.ExitStack() as theirs:
+                sent = [content.fileno(), given.fileno()]
+                for _ in range(3 if answers else 2):
+                    read_end, write_end = os.pipe()
+                    stack.callback(os.close, read_end)
+                    theirs.callback(os.close, write_end)
+                    os.set_blocking(read_end, False)
+                    ends.append(read_end)
+                    sent.append(write_end)
+                try:
+                    socket.send_fds(self.control, [json.dumps({"do": "run", **request}).encode() + b"\n"], sent)
+                except OSError as error:
+                    raise WorkerLost(f"the worker process is gone: {error}") from error
+            report = self._follow(ends, captures, request["wall_s"] + GRACE_S, answers)
         return Reply(report, *captures)
 
     def _follow(self, ends: list[int], captures: list[Capture], patience: float, answers: int) -> dict[str, Any]:

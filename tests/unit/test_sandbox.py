@@ -321,6 +321,21 @@ def test_without_isolation_it_must_be_asked_for(monkeypatch: pytest.MonkeyPatch)
     assert "NOT ISOLATED: why" in Isolation(False, "why").lines()[0]
 
 
+def test_a_worker_that_cannot_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The error comes from making the pool, not from the first program, and leaves nothing behind."""
+    monkeypatch.setattr(pool, "isolation", lambda: Isolation(False, "asked for"))
+    before, folders = below(), sandbox_folders()
+    for name, value, message in (("RUNNER", Path("/none.py"), "died"), ("_base", "/no/python", "could be started")):
+        with monkeypatch.context() as patch:
+            if name == "RUNNER":
+                patch.setattr("common.sandbox.worker.RUNNER", value)
+            else:
+                patch.setattr(sys, "_base_executable", value)
+            with pytest.raises(SandboxError, match=message):
+                Sandbox(LIMITS, allow_weak=True)
+    assert below() == before and sandbox_folders() == folders
+
+
 def test_the_page_says_what_is_so(box: Sandbox) -> None:
     """docs/sandbox.md: its example runs and prints what its comments say; every limit, default and status stands there."""
     page = (ROOT / "docs/sandbox.md").read_text(encoding="utf-8")
