@@ -6,6 +6,7 @@ Batch and item are functions of (configuration, seed, index). All rows of a batc
 from __future__ import annotations
 
 import random
+from collections.abc import Sequence
 
 from transformers import PreTrainedTokenizerFast
 
@@ -38,36 +39,37 @@ def row(encode: PhraseEncoder, chain: chains.Chain, tokens: int, think: bool, fo
 
 
 class Corpus:
-    """Pre-training text: a share `direct` without thinking, all answer forms, levels from 1 up to one that grows.
+    """Pre-training text: all answer forms, levels from 1 up to one that grows, `direct` of a level's documents no thinking.
 
     The highest level grows from 1 to the last one over the first `growth` of the steps: longer chains are learned on top
-    of shorter ones.
+    of shorter ones. Nobody shows the working of 7+3, so easy levels are answered directly more often than hard ones.
     """
 
-    def __init__(self, encode: PhraseEncoder, seed: int, steps: int, growth: float, direct: float) -> None:
+    def __init__(self, encode: PhraseEncoder, seed: int, steps: int, growth: float, direct: Sequence[float]) -> None:
         self.encode, self.seed, self.direct, self.grown_at = encode, seed, direct, max(1, round(growth * steps))
 
     def batch(self, step: int, rows: int) -> SftBatch:
         """The batch of a step: ids, attention and target mask."""
         stream = python_random(self.seed, "corpus", step)
         highest = min(len(chains.CORPUS_LEVELS), 1 + step * len(chains.CORPUS_LEVELS) // self.grown_at)
-        level = chains.CORPUS_LEVELS[stream.randrange(highest)]
-        return pad_rows([self.row(stream, level) for _ in range(rows)], self.encode.pad)
+        place = stream.randrange(highest)
+        made = [self.row(stream, chains.CORPUS_LEVELS[place], self.direct[place]) for _ in range(rows)]
+        return pad_rows(made, self.encode.pad)
 
-    def row(self, stream: random.Random, level: int):
+    def row(self, stream: random.Random, level: int, direct: float):
         """One document."""
         chain, tokens = chains.draw(stream, level, "corpus"), stream.choice(list(chains.ANSWERS))
-        return row(self.encode, chain, tokens, think=stream.random() >= self.direct)
+        return row(self.encode, chain, tokens, think=stream.random() >= direct)
 
 
 class ThinkOnly:
     """What makes the reasoning model: it opens nearly every answer with thinking, and still answers directly when made to.
 
-    A share `direct` of the rows shows NoThinking completions whose `</think>` is given, not taught; of the others a share
-    `skips` skips thinking on its own.
+    A share `direct` of a level's rows shows NoThinking completions whose `</think>` is given, not taught; of the others a
+    share `skips` skips thinking on its own.
     """
 
-    def __init__(self, encode: PhraseEncoder, seed: int, tokens: int, direct: float, skips: float) -> None:
+    def __init__(self, encode: PhraseEncoder, seed: int, tokens: int, direct: Sequence[float], skips: float) -> None:
         self.encode, self.seed, self.tokens, self.direct, self.skips = encode, seed, tokens, direct, skips
 
     def batch(self, step: int, rows: int) -> SftBatch:
@@ -75,9 +77,10 @@ class ThinkOnly:
         stream = python_random(self.seed, "think only", step)
         made = []
         for _ in range(rows):
-            given = stream.random() < self.direct
+            place = stream.randrange(len(chains.LEVELS))
+            given = stream.random() < self.direct[place]
             think = not given and stream.random() >= self.skips
-            chain = chains.draw(stream, stream.choice(chains.LEVELS), "train")
+            chain = chains.draw(stream, chains.LEVELS[place], "train")
             made.append(row(self.encode, chain, self.tokens, think, forced=given))
         return pad_rows(made, self.encode.pad)
 

@@ -20,12 +20,10 @@ LEVELS = {f"level{level}": f"{level} steps" if level > 1 else "1 step" for level
 AXIS = "compute of the arm's own training, percent"
 RATIO_ARMS = ("adaptthink", "token", "uncorrected", "no_forcing")
 DELTA_ARMS = ("delta_0", "delta_005", "adaptthink", "delta_02")
-# Arms whose advantage has one sign on every level, so that nothing but the clip decides where P(</think>) comes to rest:
-# arm -> (ratio, tokens of a NoThinking answer, which end).
+# Arms where the clip alone decides where P(</think>) comes to rest: arm -> (ratio, tokens of a NoThinking answer, which end).
 BOUNDED = {
     "floor_token": ("token", 8, "floor"),
     "floor_t3": ("sequence", 3, "floor"),
-    "floor_t5": ("sequence", 5, "floor"),
     "floor_t8": ("sequence", 8, "floor"),
     "ceiling_token": ("token", 8, "ceiling"),
     "ceiling_t3": ("sequence", 3, "ceiling"),
@@ -186,8 +184,9 @@ def bound_table(records: list[Record]) -> str:
 BOUNDS_TEXT = """\
 With one update per batch, all ratios are 1 but that of the first token. Below `0.5 * 0.8^T` a NoThinking answer of T tokens
 with a negative advantage is clipped away and one with a positive advantage is not, so the share rises whatever NoThinking is
-worth; above `0.5 * 1.2^T` it is the other way round (T = 1 for one ratio per token). The floor arms give NoThinking no bonus,
-so that it never pays on average; the ceiling arms give it a bonus of 1, so that none of its answers has a negative one."""
+worth; above `0.5 * 1.2^T` it is the other way round (T = 1 for one ratio per token). The floor arms give NoThinking a bonus of
+0.05, with which it does not pay on average, the ceiling arms one of 0.5, with which it does. They begin from a start that skips
+thinking in some 20 % of its answers, between the bounds of the forms."""
 HISTORY = """\
 The chapter's figures are those of one run at step 300 of 3,140 planned ones: MATH500 81.0 to 81.8 % accuracy and 4,911 to
 1,577 tokens, GSM8K 79.7 to 81.9 % and 1,025 to 477, AIME (mean of 16) 31.5 to 31.0 % and 12,120 to 6,402; NoThinking shares

@@ -79,7 +79,7 @@ def plan(settings: Settings, seeds: list[int], names: list[str]) -> list[Job]:
         for arm in names:
             branch = settings.branches[arm]
             first.setdefault((0, stages.origin(settings, seed)), Cell(arm, seed))
-            first.setdefault((1, seed, branch.answer_tokens, branch.method), Cell(arm, seed))
+            first.setdefault((1, seed, branch.answer_tokens, branch.skips, branch.method), Cell(arm, seed))
     shared = dict.fromkeys(first[key] for key in sorted(first, key=lambda key: key[0]))
     cells = [Cell(arm, seed) for seed in seeds for arm in names]
 

@@ -19,6 +19,8 @@ METHODS = ("none", "adaptthink", "grpo", "router")
 class Branch:
     """What an arm does after the start. ``mode``: how it answers when measured. ``answer_tokens``: of a NoThinking answer.
 
+    ``skips``: how often its start skips thinking, in place of start_skips.
+
     ``changes``: keys of the method's own configuration. ``lr`` stands apart because validation chooses it. ``budget``:
     multiple of branch_flops.
     """
@@ -27,6 +29,7 @@ class Branch:
     study: str = "main"
     mode: str = "free"
     answer_tokens: int = 8
+    skips: float | None = None
     lr: float | None = None
     changes: dict[str, Any] = field(default_factory=dict)
     budget: float = 1.0
@@ -70,10 +73,9 @@ class Settings(Common):
     pretraining: SftConfig
     pretraining_steps: int
     pretraining_growth: float
-    pretraining_direct: float
+    pretraining_direct: list[float]
     start: SftConfig
     start_steps: int
-    start_direct: float
     start_skips: float
     train_items: int
     reference_samples: int
@@ -95,9 +97,14 @@ class Settings(Common):
             within(key, getattr(self, key), 1)
         within("temperature", self.temperature, 0, above=True)
         within("branch_flops", self.branch_flops, 0, above=True)
-        shares = ("pretraining_growth", "pretraining_direct", "start_direct", "start_skips")
-        for key in (*shares, "length_penalty", "router_delta"):
+        for key in ("pretraining_growth", "start_skips", "length_penalty", "router_delta"):
             within(key, getattr(self, key), 0, 1)
+        if len(self.pretraining_direct) != len(chains.CORPUS_LEVELS):
+            raise ConfigError(
+                f"pretraining_direct={self.pretraining_direct}: needs one share for each of {chains.CORPUS_LEVELS}."
+            )
+        for index, share in enumerate(self.pretraining_direct):
+            within(f"pretraining_direct[{index}]", share, 0, 1)
         for key in ("items", "samples", "forced_samples", "curve_items", "curve_samples", "points"):
             within(f"evaluation.{key}", getattr(self.evaluation, key), 1)
         if self.model.hidden % self.model.heads or self.model.hidden // self.model.heads % 2:

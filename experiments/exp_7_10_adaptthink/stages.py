@@ -56,19 +56,18 @@ def places(settings: Settings) -> dict[str, Any]:
     return {**where, "modules": SFT_CODE}
 
 
-def start_stage(settings: Settings, seed: int, tokens: int) -> tuple[Path, list[Path]]:
-    """The reasoning model whose direct answers have `tokens` tokens, and the stages behind it."""
+def start_stage(settings: Settings, seed: int, tokens: int, skips: float) -> tuple[Path, list[Path]]:
+    """The reasoning model whose direct answers have `tokens` tokens and that skips thinking so often, and the stages behind."""
     if settings.model_path is not None:
         copied = pretrained_stage(settings)
         return copied, [copied]
     base = base_stage(settings, origin(settings, seed))
 
     def batches(tokenizer: Any) -> Callable[[int], SftBatch]:
-        shares = settings.start_direct, settings.start_skips
-        made = data.ThinkOnly(PhraseEncoder(tokenizer), origin(settings, seed), tokens, *shares)
+        made = data.ThinkOnly(PhraseEncoder(tokenizer), origin(settings, seed), tokens, settings.pretraining_direct, skips)
         return lambda step: made.batch(step, settings.start.batch_size)
 
-    key = [tokens, settings.start_direct, settings.start_skips]
+    key = [tokens, settings.pretraining_direct, skips]
     start = supervised(
         "start", **places(settings), seed=origin(settings, seed), config=settings.start, steps=settings.start_steps,
         model=lambda: load_model(base / "model"), batches=batches, key=key, inputs=[base],
@@ -105,7 +104,8 @@ def rates_stage(settings: Settings, start: Path, seed: int, mode: str) -> Path:
 def inputs_of(settings: Settings, arm: str, seed: int) -> tuple[Path, dict[str, Path], list[Path]]:
     """The start of an arm, the rates its method needs by mode, and all stages behind these."""
     branch = settings.branches[arm]
-    start, built = start_stage(settings, seed, branch.answer_tokens)
+    skips = settings.start_skips if branch.skips is None else branch.skips
+    start, built = start_stage(settings, seed, branch.answer_tokens, skips)
     modes = {"adaptthink": ("think",), "router": ("think", "nothink")}.get(branch.method, ())
     rates = {mode: rates_stage(settings, start, seed, mode) for mode in modes}
     return start, rates, [*built, *rates.values()]

@@ -72,7 +72,7 @@ def test_level_one_is_counted_and_enough():
 
 
 def test_batches_are_functions_of_seed_and_step():
-    corpus = data.Corpus(ENCODE, 3, 100, 0.4, 0.5)
+    corpus = data.Corpus(ENCODE, 3, 100, 0.4, [0.5] * 7)
     for a, b in zip(corpus.batch(50, 8), corpus.batch(50, 8)):
         assert torch.equal(a, b)
     assert not torch.equal(corpus.batch(50, 8)[0], corpus.batch(51, 8)[0])
@@ -81,7 +81,7 @@ def test_batches_are_functions_of_seed_and_step():
 
 
 def test_the_start_is_taught_thinking_alone():
-    ids, _, mask = data.ThinkOnly(ENCODE, 0, 8, 0.5, 0.0).batch(0, 64)
+    ids, _, mask = data.ThinkOnly(ENCODE, 0, 8, [0.5] * 7, 0.0).batch(0, 64)
     end = end_think_id(TOKENIZER)
     direct = 0
     for row, targets in zip(ids.tolist(), mask.tolist()):
@@ -161,6 +161,7 @@ def test_the_environments_keep_gymnasiums_contract():
         ("model_path=some/model", "set both or neither"),
         ("adaptthink.group_size=5", "even"),
         ("router_delta=2", "router_delta"),
+        ("pretraining_direct=[0.5]", "one share for each"),
         ("arms=[nobody]", "arms"),
     ],
 )
@@ -179,7 +180,7 @@ def test_arms_differ_in_what_they_say():
     for arm, (ratio, tokens, end) in figures.BOUNDED.items():
         own = config.arm_config(arm)
         assert (own.ratio, config.branches[arm].answer_tokens) == (ratio, tokens)
-        assert own.delta == (0.0 if end == "floor" else 1.0)
+        assert own.delta == (0.05 if end == "floor" else 0.5)
 
 
 def test_a_right_answer_earns_less_the_longer_it_is():
