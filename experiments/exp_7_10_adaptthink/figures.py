@@ -185,7 +185,7 @@ BOUNDS_TEXT = """\
 With one update per batch, all ratios are 1 but that of the first token. Below `0.5 * 0.8^T` a NoThinking answer of T tokens
 with a negative advantage is clipped away and one with a positive advantage is not, so the share rises whatever NoThinking is
 worth; above `0.5 * 1.2^T` it is the other way round (T = 1 for one ratio per token). The floor arms give NoThinking a bonus of
-0.05, with which it does not pay on average, the ceiling arms one of 0.5, with which it does. They begin from a start that skips
+0.1, with which it does not pay on average, the ceiling arms one of 0.5, with which it does. They begin from a start that skips
 thinking in some 20 % of its answers, between the bounds of the forms."""
 HISTORY = """\
 The chapter's figures are those of one run at step 300 of 3,140 planned ones: MATH500 81.0 to 81.8 % accuracy and 4,911 to
