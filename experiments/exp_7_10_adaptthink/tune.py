@@ -3,6 +3,7 @@
 The same number of tries for every arm that trains with a method of its own, on tuning seed 0 and validation chains; arms
 that change one key of another (delta, the length of an answer) take its rate. Finished tries are found again. Writes
 tuning.jsonl and the README's table; the rates in conf/experiment/7-10/base.yaml are then set by hand to the ones it marks.
+Rows with a note are tries of earlier forms of the task and stay as they are.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ def one_try(arm: str, lr: float | None, changes: list[str]) -> Record:
     run_cell(settings, arm, SEED)
     folder = cell_folder(run_folder(settings), Cell(arm, SEED))
     final = {(r["split"], r["metric"]): r["value"] for r in read_jsonl(folder / "records.jsonl") if r["final"]}
-    row: Record = {"arm": arm, "lr": lr, "seed": SEED}
+    row: Record = {"arm": arm, "lr": lr, "seed": SEED, "note": ""}
     for name, place in {
         "success": ("id", "success"), "saving": ("id", "saving"), "easy": ("level1", "nothink_p"),
         "hard": ("level6", "nothink_p"),
@@ -60,19 +61,20 @@ def table(rows: list[Record]) -> str:
     lines = []
     for arm in dict.fromkeys(row["arm"] for row in rows):
         own = [row for row in rows if row["arm"] == arm]
+        equal = [row for row in own if row["lr"] is not None and not row["note"]]
         for row in own:
             rate = "" if row["lr"] is None else f"{row['lr']:g}"
-            taken = "taken" if row["lr"] is not None and row is max(own, key=worth) else ""
+            taken = "taken" if equal and row is max(equal, key=worth) else ""
             numbers = [f"{100 * row[name]:.1f} %" for name in ("success", "saving", "easy", "hard")]
-            lines.append((arm, rate, *numbers, f"{worth(row):.3f}", f"{row['cpu_s']:.0f}", taken))
-    header = ("arm", "rate", "success", "saving", "P(NoThinking), 1 step", "6 steps", "success + 0.2 saving", "CPU s", "")
+            lines.append((arm, rate, *numbers, f"{worth(row):.3f}", f"{row['cpu_s']:.0f}", taken or row["note"]))
+    header = ("arm", "rate", "success", "saving", "P(NoThinking), 1 step", "6 steps", "success + 0.2 saving", "CPU s", "note")
     return Table(header, lines).markdown
 
 
 def write(rows: list[Record]) -> None:
     """tuning.jsonl and the README's table, in the order of the arms."""
     order = ["start", *RATES]
-    rows = sorted(rows, key=lambda row: (order.index(row["arm"]), row["lr"] or 0))
+    rows = sorted(rows, key=lambda row: (order.index(row["arm"]), row["note"], row["lr"] or 0))
     write_text(FILE, "".join(json_line(row) for row in rows))
     write_text(README, replaced(README, BLOCK, table(rows)))
 
@@ -84,12 +86,12 @@ def main(words: list[str]) -> None:
     changes = [word for word in words if "=" in word]
     for word in named:
         one_of("arm", word, ["start", *RATES])
-    rows = {(row["arm"], row["lr"]): row for row in read_json_lines(FILE)}
+    rows = {(row["arm"], row["lr"], row["note"]): row for row in read_json_lines(FILE)}
     for arm, rates in {"start": (None,), **RATES}.items():
         for lr in rates if not named or arm in named else ():
             row = one_try(arm, lr, changes)
             print(strict_json(row), flush=True)
-            rows[arm, lr] = row
+            rows[arm, lr, ""] = row
             write(list(rows.values()))
 
 
