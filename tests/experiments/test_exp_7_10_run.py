@@ -57,14 +57,17 @@ def test_every_arm_ends_with_numbers_on_every_split(whole):
     rows = [json.loads(line) for line in records(whole).splitlines()]
     final = {(row["arm"], row["split"], row["metric"]) for row in rows if row["final"]}
     metrics = ("success", "length", "saving", "nothink_p", "nothink_share", "success_think", "success_nothink")
-    for arm in settings.branches:
+    assert {settings.branches[arm].method for arm in settings.chosen()} == {
+        branch.method for branch in settings.branches.values()
+    }
+    for arm in settings.chosen():
         assert {(arm, split, metric) for split in ("id", "level1", "level6", "ood") for metric in metrics} <= final, arm
     (provenance,) = (whole / "results").rglob("provenance.json")
     written = json.loads(provenance.read_text())
     assert written["failed"] == []
     flops = {cell["arm"]: cell["flops"] for cell in written["cells"]}
     assert flops["start"] == flops["never_think"] == 0
-    assert all(flops[arm] > 0 for arm, branch in settings.branches.items() if branch.method != "none")
+    assert all(flops[arm] > 0 for arm in settings.chosen() if settings.branches[arm].method != "none")
     (report,) = (whole / "results").rglob("report.md")
     assert "Where the clip holds the share" in report.read_text()
 
