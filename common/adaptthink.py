@@ -1,7 +1,7 @@
 """AdaptThink: a reasoning model learns by reinforcement when to think (Zhang et al. 2025, arXiv 2505.13417).
 
 Half of the answers to a prompt are forced to begin with </think> (NoThinking), half are forced to think. The advantage of
-an answer y to x is, with the score R in {0, 1} (section 3.2, equation 5 of the paper),
+an answer y to x is, with the score R in {0, 1} as the paper defines it,
 
     A(x, y) = delta * 1[y begins with </think>] + R(x, y) - mean reference score of x, presampled in thinking mode,
 
@@ -12,7 +12,7 @@ so NoThinking pays on x as long as it costs less than delta of accuracy. The los
 where the old probability of the first token is that of the rule that drew it (one half for </think>), the others' that of
 the policy. `ratio` says what r is:
 
-- token: one ratio per token, as the paper writes (equation 6). Only the first token's is not 1: pi(</think>) / 0.5.
+- token: one ratio per token, as the paper writes. Only the first token's is not 1: pi(</think>) / 0.5.
 - sequence: one ratio per answer, exp of the mean log-ratio of its tokens, as the released code computes. The first token's
   correction is divided by the answer's length: (pi(</think>) / 0.5) ** (1 / tokens).
 - unclipped: token, without the clip: the importance weight alone.

@@ -86,7 +86,7 @@ def draw_openings(logp_PV: Tensor, end: int, modes: Sequence[str], generator: to
 
     nothink: </think>. think: drawn from all other tokens. free: drawn from the policy. The log-probability of a forced
     token is that of its mode, the share of the group that is forced into it, times that of the token within the mode:
-    AdaptThink (Zhang et al. 2025, section 3.3) sets one half, where the thinking half begins with one fixed word.
+    AdaptThink (Zhang et al. 2025) sets one half, where the thinking half begins with one fixed word.
     """
     for mode in modes:
         one_of("mode", mode, MODES)
