@@ -1,6 +1,7 @@
 """What each arm does between the common start and its budget: one short function per method, no loop of its own.
 
-Every arm pays for all it processes: the teacher's sampling at the teacher's size, its own sampling, its training.
+Every arm trains for branch_flops. What its teachers' answers cost comes on top, counted at the teachers' size; an arm
+without a teacher gets as much more as the reference selection's answers cost, and pays its own sampling from that.
 """
 
 from __future__ import annotations
@@ -45,10 +46,16 @@ class Arm:
         """The tasks of a step."""
         return data.training_tasks(stages.train_problems(self.settings, self.seed), self.seed, step, count)
 
-    def where(self, spent: float = 0.0) -> dict[str, Any]:
-        """What is left of the budget, and where files and numbers go."""
-        left = max(0.0, self.branch.budget * self.settings.branch_flops - spent)
-        return {"budget": Budget(flops=left), "log": self.log, "folder": self.folder}
+    def where(self, more: float = 0.0) -> dict[str, Any]:
+        """The budget, and where files and numbers go."""
+        flops = self.branch.budget * self.settings.branch_flops + more
+        return {"budget": Budget(flops=flops), "log": self.log, "folder": self.folder}
+
+    def teachers_price(self) -> Meter:
+        """What the answers cost that the arm's selection takes."""
+        meter = Meter(parameter_count(self.model))
+        stages.sampled({name: self.answers[name] for name in self.branch.select.teachers}, self.branch.select, meter)
+        return meter
 
 
 def train(arm: Arm) -> Meter:
@@ -65,8 +72,7 @@ def stay(arm: Arm) -> Meter:
 def distil(arm: Arm) -> Meter:
     """SFT on the teachers' answers as the arm selects them."""
     select, train_problems = arm.branch.select, stages.train_problems(arm.settings, arm.seed)
-    spent = Meter(parameter_count(arm.model))
-    stages.sampled(arm.answers, select, spent)
+    spent = arm.teachers_price()
     each = select.candidates // len(select.teachers)
     found = [stages.candidates(arm.settings, arm.answers[name], arm.seed, each) for name in select.teachers]
     whole = [candidate for some in found for candidate in some]
@@ -79,7 +85,7 @@ def distil(arm: Arm) -> Meter:
     rows = selection.rows_of(kept, train_problems, select.learn, PhraseEncoder(arm.tokenizer))
     config = arm.settings.sft_config(arm.name)
     batch_at = row_batches(rows, arm.tokenizer.pad_token_id, config.batch_size, arm.seed, "distil")
-    meter = train_sft(arm.model, batch_at, config, **arm.where(spent.flops))
+    meter = train_sft(arm.model, batch_at, config, **arm.where())
     meter.add_forward(spent.tokens_forward)
     meter.flops_of_others += spent.flops_of_others
     return meter
@@ -89,7 +95,15 @@ def reject(arm: Arm) -> Meter:
     """Rejection sampling from the student itself: RFT, or STaR where there are rounds."""
     config, sft = arm.settings.rejection_config(arm.name), arm.settings.sft_config(arm.name)
     return train_rejection(
-        arm.model, arm.tokenizer, StatedSums, arm.task_at, config, sft, steps_of, seed=arm.seed, **arm.where()
+        arm.model,
+        arm.tokenizer,
+        StatedSums,
+        arm.task_at,
+        config,
+        sft,
+        steps_of,
+        seed=arm.seed,
+        **arm.where(arm.teachers_price().flops),
     )
 
 
@@ -101,7 +115,13 @@ def steps_of(episode: Episode) -> tuple[traces.Equation, ...]:
 def reinforce(arm: Arm) -> Meter:
     """GRPO on the verifier's reward."""
     return train_grpo(
-        arm.model, arm.tokenizer, StatedSums, arm.task_at, arm.settings.grpo_config(arm.name), seed=arm.seed, **arm.where()
+        arm.model,
+        arm.tokenizer,
+        StatedSums,
+        arm.task_at,
+        arm.settings.grpo_config(arm.name),
+        seed=arm.seed,
+        **arm.where(arm.teachers_price().flops),
     )
 
 

@@ -2,7 +2,7 @@
 
     env = gymnasium.make("StatedSums-v0")
     prompt, info = env.reset(options={"start": 37, "steps": [["+", 11], ["-", 9]]})
-    _, reward, terminated, truncated, info = env.step("<think>37+11=48. 48-9=39. </think>Final answer: 39")
+    _, reward, terminated, truncated, info = env.step("<think>37 (1)+11=48. 48 (2)-9=39. </think>Final answer: 39")
 
 The verifier's written rule:
 1. The completion is thinking and answer, or an answer alone (common.verifiers.thinking; the prompt opens no thinking).

@@ -1,6 +1,8 @@
 """The problems: a chain of additions and subtractions on whole numbers 0..49, and who may see which of them.
 
-    Compute 37+11-9 from left to right.
+    Compute 37 (1)+11 (2)-9 from left to right.
+
+Steps are numbered, in the problem and in the work on it, so that even a tiny model finds its place after a long detour.
 
 Every problem belongs to one role (corpus, train, validation, test) by a hash of what it says, so the roles share none
 whatever is drawn. Single steps are shared by all: knowing 37+11 is what a problem tests.
@@ -25,6 +27,7 @@ CORPUS_LENGTHS = (1, 2, 3, 4, 5, 6)
 
 ASK = "Compute "
 ASKED = " from left to right.\n"
+MARKS = [f" ({place})" for place in range(1, max(CORPUS_LENGTHS) + 1)]  # in front of each step
 
 
 class Problem(NamedTuple):
@@ -44,7 +47,8 @@ class Problem(NamedTuple):
     @property
     def prompt(self) -> str:
         """The problem's text."""
-        return f"{ASK}{self.start}{''.join(f'{op}{operand}' for op, operand in self.steps)}{ASKED}"
+        steps = (f"{mark}{op}{operand}" for mark, (op, operand) in zip(MARKS, self.steps, strict=False))
+        return f"{ASK}{self.start}{''.join(steps)}{ASKED}"
 
     @property
     def task(self) -> dict:

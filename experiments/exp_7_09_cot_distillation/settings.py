@@ -92,7 +92,7 @@ class Settings(Common):
         if shape.hidden % shape.heads or shape.hidden // shape.heads % 2:
             raise ConfigError(f"{where}.model.hidden={shape.hidden}: must be an even multiple of heads={shape.heads}.")
         one_of(f"{where}.corpus.style", corpus.style, STYLES)
-        for key in ("facts", "checked", "direct"):
+        for key in ("facts", "checked", "direct", "texts"):
             within(f"{where}.corpus.{key}", getattr(corpus, key), 0, 1)
         for key in ("slip", "check", "look"):
             within(f"{where}.corpus.habits.{key}", getattr(corpus.habits, key), 0, 1)

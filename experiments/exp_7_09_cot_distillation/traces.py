@@ -2,10 +2,10 @@
 
 Four styles, the same work:
 
-    plain   <think>37+11=48. 48-9=39. </think>Final answer: 39
-    text    <think>37+11=47. Let me check: 47-11=36, which does not fit. Wait, again: 37+11=48. Let me check: 48-11=37,
-            as it should be. 48-9=39. </think>Final answer: 39
-    tool    <think>calc(37+11)=48; calc(48-9)=39; </think>Final answer: 39
+    plain   <think>37 (1)+11=48. 48 (2)-9=39. </think>Final answer: 39
+    text    <think>37 (1)+11=47. Let me check: 47-11=36, which does not fit. Wait, again: 37 (1)+11=48. Let me check:
+            48-11=37, as it should be. 48 (2)-9=39. </think>Final answer: 39
+    tool    <think>calc(37 (1)+11)=48; calc(48 (2)-9)=39; </think>Final answer: 39
     answer  Final answer: 39
 
 What a trace does, by definition (`read_trace`):
@@ -24,10 +24,11 @@ from __future__ import annotations
 import random
 import re
 from dataclasses import dataclass, field
+from itertools import chain, repeat
 from typing import NamedTuple
 
 from common.verifiers.thinking import END_THINK, THINK, split_thinking
-from experiments.exp_7_09_cot_distillation.problems import INVERSE, LARGEST, Problem, apply
+from experiments.exp_7_09_cot_distillation.problems import INVERSE, LARGEST, MARKS, Problem, apply
 
 NEXT = ". "
 CHECK = "Let me check: "
@@ -38,7 +39,7 @@ LOOKS = "Let me look over it once more. That looks right. "
 CALL, CALLED, NEXT_CALL = "calc(", ")", "; "
 ANSWER = "Final answer: "
 PHRASES = [THINK, END_THINK, NEXT, CHECK, HOLDS, FAILS, AGAIN, LOOKS, CALL, CALLED, NEXT_CALL, ANSWER, *INVERSE]
-Step = tuple[int, str, int]  # the number so far, operator, operand
+Step = tuple[int, str, int]  # the number so far, operator, operand; its place is written as a mark
 STYLES = ("plain", "text", "tool", "answer")
 ATTEMPTS = 3  # at one step; the last one stays whatever its check says
 
@@ -63,9 +64,9 @@ def slipped(stream: random.Random, step: Step) -> int:
     return result + stream.choice(off)
 
 
-def equation(number: int, op: str, operand: int, result: int) -> str:
-    """37+11=48."""
-    return f"{number}{op}{operand}={result}"
+def equation(number: int, op: str, operand: int, result: int, mark: str = "") -> str:
+    """37 (1)+11=48."""
+    return f"{number}{mark}{op}{operand}={result}"
 
 
 def write(problem: Problem, style: str, habits: Habits | None = None, stream: random.Random | None = None) -> str:
@@ -81,15 +82,15 @@ def write(problem: Problem, style: str, habits: Habits | None = None, stream: ra
 def worked(problem: Problem, style: str, habits: Habits | None, stream: random.Random | None) -> str | None:
     """The thinking and the answer behind it; None where an unnoticed slip led out of 0..49, which nobody can write."""
     number, parts = problem.start, list[str]()
-    for op, operand in problem.steps:
+    for mark, (op, operand) in zip(MARKS, problem.steps, strict=False):
         step = (number, op, operand)
         if not 0 <= apply(*step) <= LARGEST:
             return None
         if style == "text":
-            number, text = attempts(step, habits, stream)
+            number, text = attempts(step, mark, habits, stream)
         else:
             number = attempt(step, habits, stream)
-            left = equation(*step, number)
+            left = equation(*step, number, mark)
             text = f"{left}{NEXT}" if style == "plain" else f"{CALL}{left.split('=')[0]}{CALLED}={number}{NEXT_CALL}"
         parts.append(text)
     if style == "text" and habits and stream and stream.random() < habits.look:
@@ -109,12 +110,12 @@ def attempt(step: Step, habits: Habits | None, stream: random.Random | None) -> 
     return slipped(stream, step) if habits and stream and stream.random() < habits.slip else result
 
 
-def attempts(step: Step, habits: Habits | None, stream: random.Random | None) -> tuple[int, str]:
+def attempts(step: Step, mark: str, habits: Habits | None, stream: random.Random | None) -> tuple[int, str]:
     """A step of a text with its checks, and the result that stays."""
     text = ""
     for left in reversed(range(ATTEMPTS)):
         result = attempt(step, habits, stream)
-        text += f"{equation(*step, result)}{NEXT}"
+        text += f"{equation(*step, result, mark)}{NEXT}"
         if habits and stream and stream.random() >= habits.check:
             break
         text += checked(step, result)
@@ -127,7 +128,7 @@ def attempts(step: Step, habits: Habits | None, stream: random.Random | None) ->
 # Reading --------------------------------------------------------------------------------------------------------------
 
 _PIECE = re.compile(
-    "|".join([r"(?:calc\()?(?P<left>\d{1,2})(?P<op>[-+])(?P<right>\d{1,2})\)?=(?P<result>\d{1,2})"]
+    "|".join([r"(?:calc\()?(?P<left>\d{1,2})(?: \(\d\))?(?P<op>[-+])(?P<right>\d{1,2})\)?=(?P<result>\d{1,2})"]
              + [re.escape(phrase) for phrase in (CHECK, HOLDS, FAILS, AGAIN, LOOKS)])
 )  # fmt: skip
 _ANSWER = re.compile(r"Final answer: (0|[1-9][0-9]?)")
@@ -218,4 +219,6 @@ def without_checks(text: str) -> str:
     parts = split_thinking(text, opened=False)
     trace = read_trace(parts.thought or "")
     kept = [step for step, gone in zip(trace.steps, trace.withdrawn, strict=True) if not gone]
-    return f"{THINK}{''.join(f'{equation(*step)}{NEXT}' for step in kept)}{END_THINK}{ANSWER}{stated(text)}"
+    marks = chain(MARKS, repeat(MARKS[-1]))
+    plain = [f"{equation(*step, mark)}{NEXT}" for step, mark in zip(kept, marks, strict=False)]
+    return f"{THINK}{''.join(plain)}{END_THINK}{ANSWER}{stated(text)}"

@@ -24,13 +24,16 @@ from experiments.exp_7_09_cot_distillation.traces import Habits
 
 NUMBER = "7-9"
 PROBLEM = Problem(37, (("+", 11), ("-", 9)))
-PLAIN = "<think>37+11=48. 48-9=39. </think>Final answer: 39"
+PLAIN = "<think>37 (1)+11=48. 48 (2)-9=39. </think>Final answer: 39"
 TEXT = (
-    "<think>37+11=48. Let me check: 48-11=37, as it should be. 48-9=39. Let me check: 39+9=48, as it should be. </think>"
+    "<think>37 (1)+11=48. Let me check: 48-11=37, as it should be. 48 (2)-9=39. Let me check: 39+9=48, as it should be. "
+    "</think>Final answer: 39"
+)
+TOOL = "<think>calc(37 (1)+11)=48; calc(48 (2)-9)=39; </think>Final answer: 39"
+DETOUR = (
+    "<think>37 (1)+11=47. Let me check: 47-11=36, which does not fit. Wait, again: 37 (1)+11=48. 48 (2)-9=39. </think>"
     "Final answer: 39"
 )
-TOOL = "<think>calc(37+11)=48; calc(48-9)=39; </think>Final answer: 39"
-DETOUR = "<think>37+11=47. Let me check: 47-11=36, which does not fit. Wait, again: 37+11=48. 48-9=39. </think>Final answer: 39"
 LABELLED = Path(__file__).with_name("exp_7_09_labelled.jsonl")
 
 
@@ -39,7 +42,7 @@ LABELLED = Path(__file__).with_name("exp_7_09_labelled.jsonl")
 
 def test_a_problem_and_its_four_styles():
     assert PROBLEM.results == [48, 39]
-    assert PROBLEM.prompt == "Compute 37+11-9 from left to right.\n"
+    assert PROBLEM.prompt == "Compute 37 (1)+11 (2)-9 from left to right.\n"
     assert problems.of_task(PROBLEM.task) == PROBLEM
     written = {style: traces.write(PROBLEM, style) for style in traces.STYLES}
     assert written == {"plain": PLAIN, "text": TEXT, "tool": TOOL, "answer": "Final answer: 39"}
@@ -99,7 +102,7 @@ def test_reading_never_raises(text):
 def test_cutting_checks_and_detours_leaves_the_steps_that_stayed():
     assert traces.without_checks(TEXT) == PLAIN
     assert traces.without_checks(DETOUR) == PLAIN
-    wrong = "<think>37+11=47. 47-9=38. </think>Final answer: 38"
+    wrong = "<think>37 (1)+11=47. 47 (2)-9=38. </think>Final answer: 38"
     assert traces.without_checks(wrong) == wrong
 
 
@@ -184,7 +187,7 @@ def test_tokens_and_targets_of_a_document():
     encode = PhraseEncoder(tokenizer)
     ids, mask = encode.row(PROBLEM.prompt, PLAIN)
     assert ids == tokenizer(tokenizer.bos_token + PROBLEM.prompt + PLAIN + tokenizer.eos_token)["input_ids"]
-    assert sum(mask) == len(encode(PLAIN)) + 1 and mask[: len(mask) - sum(mask)] == [0] * 8
+    assert sum(mask) == len(encode(PLAIN)) + 1 and mask[: len(mask) - sum(mask)] == [0] * 10
     numbers = number_tokens(tokenizer, data.PREFIXES, data.NUMBERS)
     assert len(numbers) == 100 and sorted(numbers.values())[-1] == 49
 
@@ -196,12 +199,13 @@ def test_wrong_results_of_checked_facts_are_no_targets():
     seen = set()
     for ids, attention, mask in zip(ids_BT.tolist(), attention_BT.tolist(), mask_BT.tolist(), strict=True):
         texts = [tokenizer.decode([token]) for token in ids[: sum(attention)]]
-        for at in range(1, len(texts), 11):
-            left, op, right, result, _, check, *_, back, verdict = texts[at : at + 11]
+        for at in range(1, len(texts), 12):
+            left, mark, op, right, result, _, check, *_, back, verdict = texts[at : at + 12]
+            assert mark in problems.MARKS
             holds = problems.apply(int(left), op, int(right)) == int(result[1:])
             assert (check, verdict) == (traces.CHECK, traces.HOLDS if holds else traces.FAILS)
             assert (back == f"={left}") == holds
-            assert mask[at : at + 11] == [0, 0, 0, int(holds), 0, 0, 0, 0, 0, 1, 1]
+            assert mask[at : at + 12] == [0, 0, 0, 0, int(holds), 0, 0, 0, 0, 0, 1, 1]
             seen.add(holds)
     assert seen == {True, False}
 
@@ -214,7 +218,7 @@ def test_tasks_of_a_step_begin_alike_whatever_their_number():
 
 # Selection -----------------------------------------------------------------------------------------------------------
 
-WRONG = "<think>37+11=47. 47-9=38. </think>Final answer: 38"
+WRONG = "<think>37 (1)+11=47. 47 (2)-9=38. </think>Final answer: 38"
 TEXTS = [PLAIN, TEXT, WRONG, DETOUR, TOOL, "39", PLAIN]
 
 
