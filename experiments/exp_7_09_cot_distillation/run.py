@@ -88,7 +88,7 @@ def train_and_measure(
 
 
 def plan(settings: Settings, seeds: list[int], names: list[str]) -> list[Job]:
-    """The jobs: stages in the order that lets both workers begin with a teacher, then the cells."""
+    """The jobs: stages, both teachers first, so that each of two workers begins with one; then the cells."""
     where = "experiments.exp_7_09_cot_distillation.run:"
     kinds = {}  # one arm for each set of stages
     for name in names:
@@ -98,7 +98,8 @@ def plan(settings: Settings, seeds: list[int], names: list[str]) -> list[Job]:
     def given(cell: Cell) -> dict:
         return {"settings": settings, "arm": cell.arm, "seed": cell.seed}
 
-    shared = [Cell(name, seed) for seed in seeds for name in reversed(kinds.values())]
+    order = sorted(kinds.values(), key=lambda name: settings.branches[name].method != "teacher")
+    shared = [Cell(name, seed) for seed in seeds for name in order]
     cells = [Cell(arm, seed) for seed in seeds for arm in names]
     jobs = [Job(f"start of {cell.name}", where + "build_stages", given(cell)) for cell in shared]
     return [*jobs, *(Job(cell.name, where + "run_cell", given(cell)) for cell in cells)]
