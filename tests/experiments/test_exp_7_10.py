@@ -10,11 +10,12 @@ import torch
 from gymnasium.utils.env_checker import check_env
 
 from common.config import compose
+from common.files import read_json_lines
 from common.modes import end_think_id
 from common.schema import ConfigError
 from common.tokenizers import PhraseEncoder, encode_prompt
 from common.verifiers.thinking import FAULTS, THINK
-from experiments.exp_7_10_adaptthink import arms, audit, chains, data, env, families, figures, problems
+from experiments.exp_7_10_adaptthink import arms, audit, chains, data, env, families, figures, problems, tune
 from experiments.exp_7_10_adaptthink.env import NOT_ONE_NUMBER, RIGHT, WRONG, GradedChains, grade
 from experiments.exp_7_10_adaptthink.evaluate import Evaluator
 from experiments.exp_7_10_adaptthink.settings import Settings
@@ -319,3 +320,9 @@ def test_bad_answers_may_be_left_out_and_are_counted(tmp_path, capsys):
     (task,) = problems.load(write(tmp_path, "mixed", rows), 5, "mixed", "", True)
     assert (task["question"], task["index"]) == ("p", 0)
     assert "1 problems left out" in capsys.readouterr().out
+
+
+def test_the_table_of_tries_is_the_record_of_tries():
+    tries = read_json_lines(tune.FILE)
+    assert tries and all(row["seed"] < 100 for row in tries)
+    assert tune.table(tries) in tune.README.read_text()
