@@ -117,9 +117,10 @@ def measure(settings: Settings, arm: str, seed: int, model: Any, tokenizer: Any,
     evaluator.parts(items, own, teacher, seed)
     evaluator.keep_rollouts("test", source, mode, items, own)
     if branch.method != "none":
-        seen = source.items("train", min(count, branch.inputs or settings.inputs))
-        labels = stages.answers(inputs.teacher, "train")[: len(seen)]
-        evaluator.split("trained", seen, replies("trained", seen, source), labels)
+        learnt = stages.source_of(settings, seed, branch.changed)
+        seen = learnt.items("train", min(count, branch.inputs or settings.inputs))
+        labels = stages.answers(inputs.changed if branch.changed and inputs.changed else inputs.teacher, "train")[: len(seen)]
+        evaluator.split("trained", seen, replies("trained", seen, learnt), labels)
         shared = {key(item) for item in items} & {key(item) for item in source.items("train", branch.inputs or settings.inputs)}
         log.record(split="test", metric="overlap", value=len(shared), n=len(items), step=100, final=True)
     if inputs.changed is not None:
@@ -131,7 +132,7 @@ def measure(settings: Settings, arm: str, seed: int, model: Any, tokenizer: Any,
         pairs = [(float(a.success), old.gold != now.gold) for a, old, now in zip(own, items, new, strict=True)]
         evaluator.record("affected", "success", [value for value, flag in pairs if flag])
         evaluator.record("unaffected", "success", [value for value, flag in pairs if not flag])
-    if branch.timed:
+    if branch.timed and settings.teacher == "local":  # a server's seconds say nothing about the model
         record_times(settings, model, tokenizer, mode, inputs, seed, evaluator)
 
 

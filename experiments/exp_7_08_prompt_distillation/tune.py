@@ -1,6 +1,6 @@
 """Learning rates by validation: `python -m experiments.exp_7_08_prompt_distillation.tune [arm ...]`.
 
-Two rates for every arm that trains, on tuning seed 0 and validation texts. Arms that learn the teacher's labels are chosen
+Three rates for every arm that trains, on tuning seed 0 and validation texts. Arms that learn the teacher's labels are chosen
 by fidelity, which can be had without gold labels, the controls by accuracy. Finished tries are found again. Writes
 tuning.jsonl and the README's table; the rates in conf/experiment/7-8/base.yaml are then set by hand to the ones it marks.
 """
@@ -26,7 +26,7 @@ HERE = Path(__file__).parent
 FILE, README = HERE / "tuning.jsonl", HERE / "README.md"
 BLOCK = ("<!-- tuning:begin -->", "<!-- tuning:end -->")
 SEED = 0
-SFT_RATES, ON_POLICY_RATES = (1e-3, 3e-3), (3e-4, 1e-3)
+SFT_RATES, ON_POLICY_RATES = (1e-3, 3e-3, 1e-2), (3e-4, 1e-3, 3e-3)
 STUDENTS = ("distilled", "gold", "traces", "inputs_250", "inputs_1000", "small", "small_gold", "update", "update_anew")
 RATES = {**dict.fromkeys(STUDENTS, SFT_RATES), **dict.fromkeys(("on_policy", "on_policy_thought"), ON_POLICY_RATES)}
 UNTRAINED = ("before", "prompted", "teacher", "small_before", "small_prompted", "small_thinking")
