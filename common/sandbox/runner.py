@@ -139,8 +139,10 @@ def shut_in(config: dict[str, Any], control: socket.socket) -> None:
             built = True
         if built:  # as root, because an interpreter under /root is out of reach for nobody
             build_root(config["readable"])
-        with contextlib.suppress(OSError):  # root of a container that knows no other user
+        try:
             linux.become_nobody()
+        except OSError:  # root of a container that knows no other user; the kernel's limit on processes spares root
+            Watched.counts = True
     linux.die_with_parent()
     if os.getppid() != config["parent"]:
         os._exit(0)
@@ -301,6 +303,7 @@ class Watched:
     """A program and all that it starts."""
 
     wake = -1  # a descriptor that can be read once a child has ended
+    counts = False  # whether the number of processes is held here, roughly: some come and go while they are counted
 
     def __init__(self, child: int, namespaces: bool) -> None:
         self.child, self.namespaces = child, namespaces
@@ -346,8 +349,10 @@ class Watched:
                 count, cpu_s, memory = usage_of_all(limits["memory_mb"] * MIB)
                 if memory > limits["memory_mb"] * MIB:
                     return "memory"
-                if self.cpu_s + cpu_s > request["cpu_s"] or count > limits["processes"]:
-                    return "cpu" if count <= limits["processes"] else "processes"
+                if self.cpu_s + cpu_s > request["cpu_s"]:
+                    return "cpu"
+                if self.counts and count > limits["processes"]:
+                    return "processes"
                 now = time.monotonic()
                 check = now + max(CHECK_S, CHECK_SHARE * (now - before))
 
