@@ -30,7 +30,8 @@ from omegaconf.errors import OmegaConfBaseException
 
 from common.files import write_json, write_json_lines
 from common.schema import ConfigError, build, within
-from common.teacher import MODEL, Ask, ServerConfig, ServerTeacher, TeacherError, collect, totals
+from common.teacher import Ask, TeacherError, collect, totals
+from common.teacher_server import MODEL, ServerConfig, ServerTeacher
 from experiments.exp_7_09_cot_distillation import problems, selection
 
 OPEN_TEACHER = "Qwen/Qwen3-8B"

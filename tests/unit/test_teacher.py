@@ -11,10 +11,11 @@ import time
 
 import pytest
 
-from common import teacher
+from common import teacher_server
 from common.models import DecoderConfig, build_decoder
 from common.schema import ConfigError
-from common.teacher import Ask, LocalTeacher, Passing, ServerConfig, ServerTeacher, TeacherError, checked_reply, collect, totals
+from common.teacher import Ask, LocalTeacher, TeacherError, collect, totals
+from common.teacher_server import Passing, ServerConfig, ServerTeacher, checked_reply
 from common.tokenizers import build_phrase_tokenizer
 
 KEY = "sk-secret-4711"
@@ -148,12 +149,12 @@ def test_what_may_pass_is_tried_again(server, tmp_path, failure):
 
 
 def test_too_long_a_reply_is_refused_while_it_is_read(server, tmp_path, monkeypatch):
-    monkeypatch.setattr(teacher, "MAX_BODY", 10_000)
+    monkeypatch.setattr(teacher_server, "MAX_BODY", 10_000)
     server.script["question 0"] = [completion("x" * 20_000)]
     (row,) = ask_all(server, tmp_path / "a.jsonl", ASKS[:1])
     assert row["tries"] == 2
     with pytest.raises(Passing, match="too long"):
-        checked_reply(json.dumps(completion("x" * (teacher.MAX_TEXT + 1))).encode())
+        checked_reply(json.dumps(completion("x" * (teacher_server.MAX_TEXT + 1))).encode())
 
 
 def test_a_failure_is_kept_costs_included_and_asked_again_by_the_next_run(server, tmp_path):
@@ -227,7 +228,7 @@ def test_the_rate_limit_and_the_servers_wish_are_kept(server, tmp_path):
     [(None, 0), ("7", 7), ("1e9", 600), ("-3", 0), ("nan", 0), ("soon", 0), ("Thu, 01 Jan 1970 00:00:00 GMT", 0)],
 )
 def test_retry_after(text, seconds):
-    assert teacher._retry_after(text) == seconds
+    assert teacher_server._retry_after(text) == seconds
 
 
 def test_the_cost_limit_stops_before_more_is_asked(server, tmp_path):
@@ -290,7 +291,8 @@ def test_address_key_and_model_come_from_the_environment(monkeypatch):
 COLLECTOR = """
 import sys
 from pathlib import Path
-from common.teacher import Ask, ServerConfig, ServerTeacher, collect
+from common.teacher import Ask, collect
+from common.teacher_server import ServerConfig, ServerTeacher
 config = ServerConfig(model="m", requests_per_minute=6000.0, workers=2)
 asks = [Ask(str(i), f"question {i}") for i in range(40)]
 print(len(collect(ServerTeacher(sys.argv[1], "", config), asks, Path(sys.argv[2]))))
