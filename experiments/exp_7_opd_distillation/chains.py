@@ -1,7 +1,7 @@
 """The first task, where an early slip is fatal: a chain of additions in one answer, every result written down.
 
-    Compute 17+5-3+8
-    17+5=22-3=19+8=27
+    Compute 7+5-3+4
+    7+5=12-3=9+4=13
 
 An answer counts if every step of it is right, so nothing makes up for a slip. A chain belongs to one role (corpus,
 train, validation, test) by a hash of what it says, so the roles share no chain whatever is drawn.
@@ -21,8 +21,9 @@ from gymnasium import spaces
 from common.seeding import python_random, stream_seed
 
 ENV_ID = "DistilledChains-v0"
-LARGEST = 39
-DIGITS = range(1, 10)
+LARGEST = 19
+DIGITS = range(1, 6)
+MOVES = tuple(f"{sign}{digit}" for sign in "+-" for digit in DIGITS)
 ROLES = {"corpus": range(5), "train": range(5, 8), "validation": range(8, 9), "test": range(9, 10)}
 BUCKETS = 10
 TRAINED = (2, 4, 6, 8)  # steps of the chains that post-training sees
@@ -31,13 +32,13 @@ CORPUS_LENGTHS = range(1, 13)
 
 ASK = "Compute "
 END = "\n"
-_ANSWER = re.compile(r"[0-9]{1,2}(?:[+-][1-9]=[0-9]{1,2})+")
-_STEP = re.compile(r"([+-][1-9])=([0-9]{1,2})")
+_ANSWER = re.compile(r"[0-9]{1,2}(?:[+-][1-5]=[0-9]{1,2})+")
+_STEP = re.compile(r"([+-][1-5])=([0-9]{1,2})")
 _TEXT = spaces.Text(min_length=0, max_length=10_000, charset=string.printable)
 
 
 class Chain(NamedTuple):
-    """``start`` and the signed digits added to it in turn; every result is a whole number 0..39."""
+    """``start`` and the signed digits added to it in turn; every result is a whole number 0..19."""
 
     start: int
     moves: tuple[int, ...]
@@ -68,7 +69,7 @@ def turn_limit(steps: int) -> int:
 
 
 def random_chain(stream: random.Random, length: int) -> Chain:
-    """A chain of `length` steps that stays in 0..39."""
+    """A chain of `length` steps that stays in 0..19."""
     start = number = stream.randint(0, LARGEST)
     moves = []
     for _ in range(length):

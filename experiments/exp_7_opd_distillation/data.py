@@ -20,29 +20,30 @@ from experiments.exp_7_opd_distillation import chains, dial
 
 TASKS: dict[str, Any] = {"chain": chains, "dial": dial}
 PREFIXES = {"chain": ("", "="), "dial": (dial.AT, dial.TO)}
+NUMBERS = {"chain": chains.LARGEST + 1, "dial": dial.PLACES}
 STOPS = 40  # of a corpus game; a row ends long before
 
 
 def build_tokenizer(task: str) -> PreTrainedTokenizerFast:
-    """One token per number (behind each of its prefixes), per signed digit and per phrase of the task."""
-    numbers = [f"{prefix}{number}" for prefix in PREFIXES[task] for number in range(dial.PLACES)]
-    return build_phrase_tokenizer([*((chains.ASK, chains.END) if task == "chain" else ()), *dial.MOVES, *numbers])
+    """One token per number (behind each of its prefixes), and per signed digit and phrase or per button of the task."""
+    numbers = [f"{prefix}{number}" for prefix in PREFIXES[task] for number in range(NUMBERS[task])]
+    return build_phrase_tokenizer(
+        [*((chains.ASK, chains.END, *chains.MOVES) if task == "chain" else (dial.PAST, *dial.BUTTONS)), *numbers]
+    )
 
 
 def written_numbers(tokenizer: PreTrainedTokenizerFast, task: str) -> dict[int, int]:
     """Token id -> integer for every token that writes a number, signed digits too."""
-    signed = {tokenizer.get_vocab()[move]: int(move) for move in dial.MOVES}
-    return number_tokens(tokenizer, PREFIXES[task], range(dial.PLACES)) | signed
+    signed = {tokenizer.get_vocab()[move]: int(move) for move in chains.MOVES} if task == "chain" else {}
+    return number_tokens(tokenizer, PREFIXES[task], range(NUMBERS[task])) | signed
 
 
 @dataclass(frozen=True)
 class CorpusConfig:
-    """Rows hold ``row_tokens``. Games of the dial: a share ``noise`` of the turns is random (and no target), a share
-    ``back`` of the stops lies behind the place before."""
+    """Rows hold ``row_tokens``. A share ``noise`` of the turns of a dial game is random, and no target."""
 
     row_tokens: int = 64
     noise: float = 0.3
-    back: float = 0.5
 
 
 class Corpus:
@@ -70,28 +71,24 @@ class Corpus:
     def game(self, stream: random.Random) -> Row:
         """A game whose random turns have to be mended, the best turns as targets."""
         tour = self.tour(stream)
-        place, reached = tour.start, 0
+        place, last, reached = tour.start, tour.start, 0
         ids, mask = [self.encode.bos], [0]
-        while len(ids) + 4 <= self.config.row_tokens:
+        while len(ids) + 5 <= self.config.row_tokens:
             stop = tour.stops[reached]
             random_turn = stream.random() < self.config.noise
-            move = stream.choice(dial.MOVES) if random_turn else dial.best_move(place, stop)
-            ids += [*self.encode(dial.observation(place, stop) + move), self.encode.eos]
-            mask += [0, 0, int(not random_turn), 1]
-            place = (place + int(move)) % dial.PLACES
-            reached += place == stop
+            button = stream.choice(dial.BUTTONS) if random_turn else dial.best_button(place, stop)
+            shown = self.encode(dial.observation(place, stop))
+            ids += [*shown, *self.encode(button), self.encode.eos]
+            mask += [0] * len(shown) + [int(not random_turn), 1]
+            place = dial.turned(place, last, button)
+            if place == stop:
+                last, reached = stop, reached + 1
         return ids, mask
 
     def tour(self, stream: random.Random) -> dial.Tour:
-        """A tour of the corpus' role; unlike the task's it may turn back on purpose."""
+        """A long tour of the corpus' role."""
         while True:
-            start = place = stream.randrange(dial.PLACES)
-            stops = []
-            for _ in range(STOPS):
-                size = stream.randint(1, dial.FARTHEST)
-                place = (place + (-size if stream.random() < self.config.back else size)) % dial.PLACES
-                stops.append(place)
-            tour = dial.Tour(start, tuple(stops))
+            tour = dial.random_tour(stream, STOPS)
             if dial.role(tour) == "corpus":
                 return tour
 

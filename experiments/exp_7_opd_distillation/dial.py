@@ -1,18 +1,19 @@
-"""The second task, where a slip can be mended: a dial of 40 places is turned to a list of numbers, one turn at a time.
+"""The second task, where a slip can be mended: a dial of 40 places is turned to a list of numbers, button by button.
 
-    at 17 to 22   -> +5
-    at 22 to 25   -> +4        (a slip: one place too far)
-    at 26 to 25   -> -1        (the environment shows the true place, so the way back is there to be taken)
-    at 25 to 32   -> +7
+    at 17 to 22   -> f         (five places on, as the button f does at 17)
+    at 22 to 25   -> c         (a slip: at 22 the button c goes four places on)
+    past, at 26 to 25 -> z     (the environment shows the true place, so the way back is there to be taken)
+    at 22 to 25   -> ...
 
-The stops of a task lie 1 to 9 places further on each, so whoever never slips never turns back: a teacher's own games
-hardly show how. The horizon is the number of stops; there are two turns to spare and one more for every eight stops.
+Nine buttons turn the dial on by 1 to 9 places, at each place in another order: what a button does has to be known by
+heart. Whoever went past the stop gets back to the last one by the button z, and by nothing else in time. The stops lie
+1 to 9 places further on each, so a player who never slips never needs z: a teacher's own games hardly show it. The horizon
+is the number of stops; a game may take half as many turns again.
 """
 
 from __future__ import annotations
 
 import random
-import re
 import string
 from functools import cache
 from typing import Any, ClassVar, NamedTuple
@@ -30,9 +31,9 @@ BUCKETS = 10
 TRAINED = (4, 8)  # stops of the games that post-training sees
 LONGER = (12, 16)
 
-AT, TO = "at ", " to "
-MOVES = tuple(f"{sign}{size}" for sign in "+-" for size in range(1, FARTHEST + 1))
-_MOVE = re.compile(r"[+-][1-9]")
+PAST, AT, TO = "past, ", "at ", " to "
+ON, BACK = "abcdefghi", "z"
+BUTTONS = ON + BACK
 _TEXT = spaces.Text(min_length=0, max_length=100, charset=string.printable)
 
 
@@ -43,19 +44,37 @@ class Tour(NamedTuple):
     stops: tuple[int, ...]
 
 
-def offset(place: int, stop: int) -> int:
-    """Signed way from place to stop, -20..19 places."""
-    return (stop - place + PLACES // 2) % PLACES - PLACES // 2
+def way(place: int, stop: int) -> int:
+    """Places from here on to the stop, 0..39."""
+    return (stop - place) % PLACES
 
 
-def best_move(place: int, stop: int) -> str:
-    """The turn that goes to the stop, or as far towards it as one turn can."""
-    return f"{max(-FARTHEST, min(FARTHEST, offset(place, stop))):+d}"
+def is_past(place: int, stop: int) -> bool:
+    """Whether the stop lies behind: farther on than one turn can go."""
+    return way(place, stop) > FARTHEST
+
+
+@cache
+def ways(place: int) -> dict[str, int]:
+    """What each button but the last does at a place; the same in every run."""
+    return dict(zip(ON, python_random("buttons", place).sample(range(1, FARTHEST + 1), FARTHEST), strict=True))
+
+
+def turned(place: int, last: int, button: str) -> int:
+    """Where a button leads, `last` being the last stop that was reached."""
+    return last if button == BACK else (place + ways(place)[button]) % PLACES
+
+
+def best_button(place: int, stop: int) -> str:
+    """The button that goes to the stop, or back where the stop lies behind."""
+    if is_past(place, stop):
+        return BACK
+    return next(button for button, own in ways(place).items() if own == way(place, stop))
 
 
 def turn_limit(stops: int) -> int:
     """Turns that a game of so many stops may take."""
-    return stops + 2 + stops // 8
+    return stops + stops // 2
 
 
 def random_tour(stream: random.Random, length: int) -> Tour:
@@ -87,7 +106,7 @@ def items(wanted: str, seed: int, lengths: tuple[int, ...], count: int) -> tuple
 
 def observation(place: int, stop: int) -> str:
     """What the environment shows."""
-    return f"{AT}{place}{TO}{stop}"
+    return f"{PAST if is_past(place, stop) else ''}{AT}{place}{TO}{stop}"
 
 
 def task(tour: Tour) -> dict:
@@ -104,9 +123,9 @@ class SafeDial(gymnasium.Env):
     """One episode is one tour; the reward is 1 in the turn that reaches the last stop, else 0.
 
     reset(options=): `start` and `stops` name the tour; without them one is drawn from the stream that `seed` started. An
-    answer that is not one of the eighteen turns moves nothing, costs its turn and is counted (class invalid).
-    info after a step: success, reason, class (best, slip, invalid), off (the turn began past the stop, or farther from it
-    than a turn can go), progress (share of stops reached).
+    answer that is not one of the ten buttons moves nothing, costs its turn and is counted (class invalid).
+    info after a step: success, reason, class (best, slip, invalid), off (the turn began past the stop), progress (share of
+    stops reached).
     """
 
     metadata: ClassVar = {"render_modes": []}
@@ -138,11 +157,11 @@ class SafeDial(gymnasium.Env):
         if self._tour is None:
             raise gymnasium.error.ResetNeeded("call reset before step: no episode is running")
         stops, stop = self._tour.stops, self._tour.stops[self._reached]
-        way = offset(self._place, stop)
-        kind, reason = "invalid", f"{action[:20]!r} is not a turn"
-        if _MOVE.fullmatch(action):
-            kind = "best" if action == best_move(self._place, stop) else "slip"
-            self._place = (self._place + int(action)) % PLACES
+        off, last = is_past(self._place, stop), self._tour.stops[self._reached - 1] if self._reached else self._tour.start
+        kind, reason = "invalid", f"{action[:20]!r} is not a button"
+        if action in (*ON, BACK):
+            kind = "best" if action == best_button(self._place, stop) else "slip"
+            self._place = turned(self._place, last, action)
             reason = "stop reached" if self._place == stop else "not at the stop"
         self._turns += 1
         self._reached += self._place == stop
@@ -152,7 +171,7 @@ class SafeDial(gymnasium.Env):
             "success": success,
             "reason": f"{self._reached} of {len(stops)} stops after {self._turns} turns: {reason}",
             "class": kind,
-            "off": not 1 <= way <= FARTHEST,
+            "off": off,
             "progress": self._reached / len(stops),
         }
         shown = "" if success else observation(self._place, stops[self._reached])

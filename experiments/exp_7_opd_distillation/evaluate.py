@@ -151,7 +151,7 @@ def right_tokens(task: str, episode: Episode, encode: PhraseEncoder) -> list[tup
         right: list[tuple[int | None, str]] = []
         shown = shown_states(episode, encode)
         for turn, info in enumerate(episode.infos):
-            move = encode.ids[TASKS["dial"].best_move(*shown[turn])]
+            move = encode.ids[TASKS["dial"].best_button(*shown[turn])]
             count = episode.turns.count(turn)
             right += [(move, "after" if info["off"] else "before"), *[(None, "before")] * (count - 1)]
         return right
@@ -164,7 +164,7 @@ def right_tokens(task: str, episode: Episode, encode: PhraseEncoder) -> list[tup
         text = names[token]
         if index and index % 2 == 0 and index < len(gold) - 1:
             move = names[written[index - 1]]
-            result = number + int(move) if move in TASKS["dial"].MOVES else -1
+            result = number + int(move) if move in chains.MOVES else -1
             wanted = encode.ids.get(f"={result}")
         right.append((wanted, place))
         if index < len(gold) and token != gold[index]:

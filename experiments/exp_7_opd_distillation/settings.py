@@ -39,13 +39,14 @@ class Branch:
 
 @dataclass(frozen=True)
 class TaskConfig:
-    """One task: its student's shape, pre-training steps of student and teachers, training prompts, the budget of an arm.
+    """One task: shapes and pre-training steps of student and teachers, training prompts, the budget of an arm.
 
     ``samples``: the teacher's answers to each training prompt in SFT's pool, ``few_samples`` to each of the few.
     ``curve_steps``: optimizer steps after which success is measured.
     """
 
     student: DecoderConfig = field(default_factory=DecoderConfig)
+    teacher: DecoderConfig = field(default_factory=DecoderConfig)
     student_steps: int = 100
     teacher_steps: int = 1000
     narrow_steps: int = 0
@@ -75,7 +76,6 @@ class EvaluationConfig:
 class Settings(Common):
     """All keys of the experiment."""
 
-    teacher: DecoderConfig
     corpus: CorpusConfig
     student_corpus: CorpusConfig
     narrow_corpus: CorpusConfig
@@ -96,16 +96,12 @@ class Settings(Common):
             within(f"{name}.few_items", task.few_items, 1, task.train_items)
             within(f"{name}.branch_flops", task.branch_flops, 0, above=True)
         for part in ("corpus", "student_corpus", "narrow_corpus"):
-            within(f"{part}.row_tokens", getattr(self, part).row_tokens, 16, self.teacher.max_length)
+            within(f"{part}.row_tokens", getattr(self, part).row_tokens, 16, self.dial.teacher.max_length)
             within(f"{part}.noise", getattr(self, part).noise, 0, 0.9)
-            within(f"{part}.back", getattr(self, part).back, 0, 1)
         for key in ("items", "samples", "curve_items"):
             within(f"evaluation.{key}", getattr(self.evaluation, key), 1)
-        for part, model in (
-            ("chain.student", self.chain.student),
-            ("dial.student", self.dial.student),
-            ("teacher", self.teacher),
-        ):
+        shapes = [(f"{task}.{who}", getattr(getattr(self, task), who)) for task in TASKS for who in ("student", "teacher")]
+        for part, model in shapes:
             if model.hidden % model.heads or model.hidden // model.heads % 2:
                 raise ConfigError(f"{part}.hidden={model.hidden}: must be an even multiple of {part}.heads={model.heads}.")
         for name, branch in self.branches.items():

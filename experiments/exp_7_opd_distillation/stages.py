@@ -37,7 +37,7 @@ def pretrained(settings: Settings, task: str, who: str, seed: int) -> Path:
     """`who`: student, teacher, or narrow (the teacher's shape on games that need no mending). Trained on the corpus."""
     config: TaskConfig = getattr(settings, task)
     steps = {"student": config.student_steps, "teacher": config.teacher_steps, "narrow": config.narrow_steps}[who]
-    shape = config.student if who == "student" else settings.teacher
+    shape = config.student if who == "student" else config.teacher
     corpus = {"student": settings.student_corpus, "teacher": settings.corpus, "narrow": settings.narrow_corpus}[who]
 
     def model() -> tuple[Any, Any]:

@@ -84,7 +84,7 @@ class Corpus:
         text = str(task.start)
         for move, result in zip(tasks.written(task), tasks.results(task), strict=True):
             if stream.random() < self.config.slip:
-                wrong = stream.choice([n for n in range(max(0, result - 4), min(tasks.SIZE, result + 5)) if n != result])
+                wrong = stream.choice([n for n in range(max(0, result - 3), min(tasks.SIZE, result + 4)) if n != result])
                 text += f"{move}={wrong}{tasks.WAIT}={result}"
             else:
                 text += f"{move}={result}" + (f"{tasks.WAIT}={result}" if stream.random() < self.config.recheck else "")

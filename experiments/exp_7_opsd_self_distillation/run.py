@@ -2,7 +2,7 @@
 
     python -m experiments.exp_7_opsd_self_distillation.run scale=laptop seeds=3
 
-A cell is an arm under a seed. Each seed has a base, training tasks and a world of its own.
+A cell is an arm under a seed. Each seed has training tasks and a world of its own; seed s uses base s mod `bases`.
 """
 
 from functools import partial
@@ -85,7 +85,7 @@ def plan(settings: Settings, seeds: list[int], names: list[str]) -> list[Job]:
     styles = list(dict.fromkeys(settings.branches[arm].style for arm in names))
     jobs = [
         Job(f"base {style} of seed{seed}", where + "build_base", {"settings": settings, "style": style, "seed": seed})
-        for seed in seeds
+        for seed in seeds[: settings.bases]
         for style in styles
     ]
     cells = [Cell(arm, seed) for seed in seeds for arm in names]

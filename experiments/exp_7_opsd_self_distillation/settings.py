@@ -51,6 +51,7 @@ class Settings(Common):
     """All keys of the experiment."""
 
     model: DecoderConfig
+    bases: int
     corpus: CorpusConfig
     pretraining: SftConfig
     pretraining_steps: int
@@ -65,7 +66,7 @@ class Settings(Common):
     def check(self) -> None:
         """Raises ConfigError on values that cannot work together."""
         super().check()
-        for key in ("pretraining_steps", "train_items", "max_new_tokens", "episodes_per_step"):
+        for key in ("bases", "pretraining_steps", "train_items", "max_new_tokens", "episodes_per_step"):
             within(key, getattr(self, key), 1)
         within("branch_flops", self.branch_flops, 0, above=True)
         within("corpus.row_tokens", self.corpus.row_tokens, 48, self.model.max_length)

@@ -20,9 +20,15 @@ HERE = "experiments.exp_7_opsd_self_distillation."
 TEXT_CODE = [HERE + name for name in ("tasks", "data")]
 
 
+def origin(settings: Settings, seed: int) -> int:
+    """Base seed of a seed; report seeds and tuning seeds share none."""
+    hundred = seed // 100 * 100
+    return hundred + (seed - hundred) % settings.bases
+
+
 def base_of(settings: Settings, style: str, seed: int) -> Path:
     """The base of a seed, trained on the corpus in that style."""
-    corpus = replace(settings.corpus, style=style)
+    corpus, seed = replace(settings.corpus, style=style), origin(settings, seed)
 
     def model() -> tuple[Any, Any]:
         tokenizer = data.build_tokenizer()

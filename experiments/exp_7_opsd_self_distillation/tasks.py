@@ -1,10 +1,10 @@
-"""Three kinds of task on whole numbers 0..39, what a teacher may be shown of each, and the environment that grades them.
+"""Three kinds of task on whole numbers 0..19, what a teacher may be shown of each, and the environment that grades them.
 
-    steps   Compute 17+5-3                                    17+5=21 wait=22-3=19
-    codes   Decode 17 b f                                     17 b=12 f=14
-    search  Find 12 33                                        =7
+    steps   Compute 7+5-3                                     7+5=11 wait=12-3=9
+    codes   Decode 7 b f                                      7 b-3=4 f+5=9
+    search  Find 12 3                                         =7
 
-`steps` is reasoning: a result may be put right behind " wait". `codes` needs a table of eight letters that stands in no
+`steps` is reasoning: a result may be put right behind " wait". `codes` needs a table of six letters that stands in no
 question: a world has one table. `search` has a number for each pair that no rule explains; it can only be looked up or
 found by trying. What a teacher is shown (`Shown`) stands in front of the question's end: the known answer, the worked
 solution without slips, or the table.
@@ -26,17 +26,17 @@ from common.seeding import python_random, stream_seed
 ENV_ID = "PrivilegedTasks-v0"
 KINDS = ("steps", "codes", "search")
 SHOWN = ("nothing", "answer", "solution", "table")
-SIZE = 40  # numbers are 0..39
-DIGITS = [sign * digit for sign in (1, -1) for digit in range(1, 10)]
-LETTERS = "abcdefgh"
-TRAINED = {"steps": (2, 3, 4, 5), "codes": (1, 2, 3), "search": (1,)}  # steps of a task that post-training sees
+SIZE = 20  # numbers are 0..19
+DIGITS = [sign * digit for sign in (1, -1) for digit in range(1, 6)]
+LETTERS = "abcdef"
+TRAINED = {"steps": (2, 3, 4, 5), "codes": (2, 3), "search": (1,)}  # steps of a task that post-training sees
 LONGER = {"steps": (7, 8), "codes": (4, 5), "search": (1,)}
 ROLES = {"corpus": range(4), "train": range(4, 6), "validation": range(6, 8), "test": range(8, 10)}
 BUCKETS = 10
 
 ASK = {"steps": "Compute ", "codes": "Decode ", "search": "Find "}
 ANSWER, SOLUTION, TABLE, END, WAIT = ", known answer ", ", known solution ", "Table", "\n", " wait"
-_PIECE = re.compile(r"(?P<move>[+-][1-9]| [a-h])(?P<results>=[0-9]{1,2}(?: wait=[0-9]{1,2})*)")
+_PIECE = re.compile(r"(?P<move>(?: [a-f])?[+-][1-5])(?P<results>=[0-9]{1,2}(?: wait=[0-9]{1,2})*)")
 _TEXT = spaces.Text(min_length=0, max_length=10_000, charset=string.printable)
 
 
@@ -86,7 +86,7 @@ def results(task: Task) -> list[int]:
 
 
 def random_task(stream: random.Random, kind: str, world: int, length: int) -> Task:
-    """A task of `length` steps whose results stay in 0..39."""
+    """A task of `length` steps whose results stay in 0..19."""
     while True:
         start = stream.randrange(SIZE)
         if kind == "search":
@@ -115,7 +115,7 @@ def draw(stream: random.Random, kind: str, world: int, length: int, wanted: str)
 def items(wanted: str, seed: int, kind: str, world: int, lengths: tuple[int, ...], count: int) -> tuple[Task, ...]:
     """`count` different tasks of a role, lengths in turn; the shorter list is the beginning of the longer one.
 
-    ValueError where a world has no so many of a length (single letters are the fewest, some 45 of validation and test).
+    ValueError where a world has no so many of a length (of a search there are some 80 for validation and test).
     """
     stream, found = python_random(seed, "items", wanted, kind, *lengths), dict[Task, None]()
     for _ in range(50 * count + 1000):
@@ -126,23 +126,21 @@ def items(wanted: str, seed: int, kind: str, world: int, lengths: tuple[int, ...
 
 
 def written(task: Task) -> list[str]:
-    """The moves as text."""
-    return [f" {LETTERS[move]}" if task.kind == "codes" else f"{move:+d}" for move in task.moves]
+    """The steps of the worked answer without their results: a digit, of a code behind its letter."""
+    letters = [f" {LETTERS[move]}" if task.kind == "codes" else "" for move in task.moves]
+    return [f"{letter}{value:+d}" for letter, value in zip(letters, values(task), strict=True)]
 
 
-def prompt(task: Task, shown: str = "nothing", shown_table: tuple[int, ...] | None = None) -> str:
-    """The question, with what a teacher is shown; `shown_table` in place of the world's."""
-    moves = f" {task.moves[0]}" if task.kind == "search" else "".join(written(task))
-    hint = {
-        "nothing": "",
-        "answer": f"{ANSWER}{results(task)[-1]}",
-        "solution": f"{SOLUTION}{solution(task)}",
-        "table": "",
-    }[shown]
-    before = ""
+def prompt(task: Task, shown: str = "nothing") -> str:
+    """The question, with what a teacher is shown."""
+    name = {"steps": "{:+d}".format, "codes": lambda move: f" {LETTERS[move]}", "search": " {}".format}[task.kind]
+    moves = "".join(name(move) for move in task.moves)
+    before, hint = "", ""
     if shown == "table":
-        pairs = zip(LETTERS, shown_table or table(task.world), strict=True)
+        pairs = zip(LETTERS, table(task.world), strict=True)
         before = TABLE + "".join(f" {letter}{value:+d}" for letter, value in pairs) + END
+    elif shown != "nothing":
+        hint = f"{ANSWER}{results(task)[-1]}" if shown == "answer" else f"{SOLUTION}{solution(task)}"
     return f"{before}{ASK[task.kind]}{task.start}{moves}{hint}{END}"
 
 

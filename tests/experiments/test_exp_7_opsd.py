@@ -8,6 +8,7 @@ import pytest
 import torch
 from gymnasium.utils.env_checker import check_env
 
+from common import tuning
 from common.config import ConfigError, compose
 from common.distill import make_batches
 from common.episodes import Episode, collate
@@ -15,37 +16,37 @@ from common.models import build_decoder
 from common.runlog import RunLog
 from common.statistics import overlaps
 from common.tokenizers import PhraseEncoder
-from experiments.exp_7_opsd_self_distillation import arms, data, evaluate, figures, stages, tasks
+from experiments.exp_7_opsd_self_distillation import arms, data, evaluate, figures, stages, tasks, tune
 from experiments.exp_7_opsd_self_distillation.settings import METHODS, Settings
 from experiments.exp_7_opsd_self_distillation.tasks import Task
 
 NUMBER = "7-opsd"
-STEPS = Task("steps", 3, 17, (5, -3))
-TABLE = (1, 2, 3, 4, 5, -6, 7, 8)
+STEPS = Task("steps", 3, 7, (5, -3))
+TABLE = (1, 2, 3, 4, 5, -4)
 
 
 @pytest.fixture
 def codes(monkeypatch):
     """A world whose table is TABLE."""
     monkeypatch.setattr(tasks, "table", lambda world: TABLE)
-    return Task("codes", 3, 17, (1, 5))
+    return Task("codes", 3, 7, (1, 5))
 
 
 # Tasks ---------------------------------------------------------------------------------------------------------------
 
 
 def test_questions_and_what_a_teacher_is_shown(codes):
-    assert tasks.results(STEPS) == [22, 19] and tasks.solution(STEPS) == "17+5=22-3=19"
-    assert tasks.prompt(STEPS) == "Compute 17+5-3\n"
-    assert tasks.prompt(STEPS, "answer") == "Compute 17+5-3, known answer 19\n"
-    assert tasks.prompt(STEPS, "solution") == "Compute 17+5-3, known solution 17+5=22-3=19\n"
-    assert tasks.results(codes) == [19, 13] and tasks.solution(codes) == "17 b=19 f=13"
-    assert tasks.prompt(codes) == "Decode 17 b f\n"
-    assert tasks.prompt(codes, "table") == "Table a+1 b+2 c+3 d+4 e+5 f-6 g+7 h+8\nDecode 17 b f\n"
-    search = Task("search", 3, 12, (33,))
+    assert tasks.results(STEPS) == [12, 9] and tasks.solution(STEPS) == "7+5=12-3=9"
+    assert tasks.prompt(STEPS) == "Compute 7+5-3\n"
+    assert tasks.prompt(STEPS, "answer") == "Compute 7+5-3, known answer 9\n"
+    assert tasks.prompt(STEPS, "solution") == "Compute 7+5-3, known solution 7+5=12-3=9\n"
+    assert tasks.results(codes) == [9, 5] and tasks.solution(codes) == "7 b+2=9 f-4=5"
+    assert tasks.prompt(codes) == "Decode 7 b f\n"
+    assert tasks.prompt(codes, "table") == "Table a+1 b+2 c+3 d+4 e+5 f-4\nDecode 7 b f\n"
+    search = Task("search", 3, 12, (3,))
     (number,) = tasks.results(search)
-    assert tasks.prompt(search) == "Find 12 33\n" and tasks.prompt(search, "answer") == f"Find 12 33, known answer {number}\n"
-    assert tasks.solution(search) == f"={number}" and number == tasks.found_number(3, 12, 33) < tasks.SIZE
+    assert tasks.prompt(search) == "Find 12 3\n" and tasks.prompt(search, "answer") == f"Find 12 3, known answer {number}\n"
+    assert tasks.solution(search) == f"={number}" and number == tasks.found_number(3, 12, 3) < tasks.SIZE
     for task in (STEPS, codes, search):
         assert tasks.task_of(tasks.options_of(task)) == task
 
@@ -53,27 +54,27 @@ def test_questions_and_what_a_teacher_is_shown(codes):
 @pytest.mark.parametrize(
     ("text", "success", "kind", "waits"),
     [
-        ("17+5=22-3=19", True, "right", 0),
-        ("17+5=21 wait=22-3=19", True, "right", 1),
-        ("17+5=22 wait=22-3=18 wait=17 wait=19", True, "right", 3),
-        ("17+5=22 wait=21-3=19", False, "arithmetic", 1),
-        ("17+5=21-3=19", False, "arithmetic", 0),
-        ("17+5=22-3=18", False, "arithmetic", 0),
-        ("17+5=22", False, "short", 0),
-        ("17+5=22-3=19+1=20", False, "long", 0),
-        ("17+5=22-4=18", False, "misread", 0),
-        ("16+5=21-3=18", False, "misread", 0),
-        ("17", False, "malformed", 0),
-        ("=19", False, "malformed", 0),
+        ("7+5=12-3=9", True, "right", 0),
+        ("7+5=11 wait=12-3=9", True, "right", 1),
+        ("7+5=12 wait=12-3=8 wait=7 wait=9", True, "right", 3),
+        ("7+5=12 wait=11-3=9", False, "arithmetic", 1),
+        ("7+5=11-3=9", False, "arithmetic", 0),
+        ("7+5=12-3=8", False, "arithmetic", 0),
+        ("7+5=12", False, "short", 0),
+        ("7+5=12-3=9+1=10", False, "long", 0),
+        ("7+5=12-4=8", False, "misread", 0),
+        ("6+5=11-3=8", False, "misread", 0),
+        ("7", False, "malformed", 0),
+        ("=9", False, "malformed", 0),
         ("", False, "malformed", 0),
-        ("17+5=22 wait-3=19", False, "malformed", 1),
-        ("17+5=22-3=19 wait", False, "malformed", 1),
-        ("17+5=22-3=19 ", False, "malformed", 0),
-        ("17+5=22-3=019", False, "malformed", 0),
-        ("17+5=22-3=19=19", False, "malformed", 0),
-        ("17+5=22-3=１９", False, "malformed", 0),
-        ("17 b=22-3=19", False, "misread", 0),
-        (" 17+5=22-3=19", False, "malformed", 0),
+        ("7+5=12 wait-3=9", False, "malformed", 1),
+        ("7+5=12-3=9 wait", False, "malformed", 1),
+        ("7+5=12-3=9 ", False, "malformed", 0),
+        ("7+5=12-3=019", False, "malformed", 0),
+        ("7+5=12-3=9=9", False, "malformed", 0),
+        ("7+5=12-3=９", False, "malformed", 0),
+        ("7 b+5=12-3=9", False, "misread", 0),
+        (" 7+5=12-3=9", False, "malformed", 0),
     ],
 )
 def test_answers_and_their_verdicts(text, success, kind, waits):
@@ -81,24 +82,27 @@ def test_answers_and_their_verdicts(text, success, kind, waits):
     assert (found.success, found.kind, found.waits) == (success, kind, waits) and found.reason
 
 
-@pytest.mark.parametrize(("text", "success"), [("17 b=19 f=13", True), ("17 b=19 f=14", False), ("17+2=19-6=13", False)])
+@pytest.mark.parametrize(
+    ("text", "success"),
+    [("7 b+2=9 f-4=5", True), ("7 b+2=9 f-4=6", False), ("7+2=9-4=5", False), ("7 b+2=9 f-5=4", False), ("7 b=9 f=5", False)],
+)
 def test_codes_are_answered_letter_by_letter(codes, text, success):
     assert tasks.grade(text, codes).success is success
 
 
 def test_a_search_is_answered_by_one_number():
-    task = Task("search", 3, 12, (33,))
-    number = tasks.found_number(3, 12, 33)
+    task = Task("search", 3, 12, (3,))
+    number = tasks.found_number(3, 12, 3)
     assert tasks.grade(f"={number}", task).success
-    for text in (f"={(number + 1) % 40}", f"{number}", f"={number} ", f"={number}={number}", f"=0{number}", "", "="):
+    for text in (f"={(number + 1) % 20}", f"{number}", f"={number} ", f"={number}={number}", f"=0{number}", "", "="):
         assert not tasks.grade(text, task).success, text
 
 
 @pytest.mark.parametrize("kind", tasks.KINDS)
 def test_every_solution_scores_and_every_other_last_number_does_not(kind):
-    for task in tasks.items("train", 0, kind, 0, tasks.TRAINED[kind], 110):
+    for task in tasks.items("train", 0, kind, 0, tasks.TRAINED[kind], 60):
         assert tasks.grade(tasks.solution(task), task)[:2] == (True, "right")
-        wrong = tasks.solution(task).rsplit("=", 1)[0] + f"={(tasks.results(task)[-1] + 1) % 40}"
+        wrong = tasks.solution(task).rsplit("=", 1)[0] + f"={(tasks.results(task)[-1] + 1) % 20}"
         assert not tasks.grade(wrong, task).success
         assert all(0 <= number < tasks.SIZE for number in tasks.results(task))
 
@@ -109,14 +113,14 @@ def test_the_environment_keeps_to_gymnasiums_rules():
     assert env.reset(seed=7)[0] == env.reset(seed=7)[0]
     prompt, _ = env.reset(options=tasks.options_of(STEPS))
     assert prompt == tasks.prompt(STEPS)
-    shown, reward, terminated, truncated, info = env.step("17+5=21 wait=22-3=19")
+    shown, reward, terminated, truncated, info = env.step("7+5=11 wait=12-3=9")
     assert (shown, reward, terminated, truncated, info["success"], info["waits"]) == ("", 1.0, True, False, True, 1)
     bare = tasks.PrivilegedTasks()
     with pytest.raises(gymnasium.error.ResetNeeded):
         bare.step("x")
     bare.reset(seed=1)
     with pytest.raises(TypeError):
-        bare.step(19)
+        bare.step(9)
 
 
 # Splits --------------------------------------------------------------------------------------------------------------
@@ -124,14 +128,14 @@ def test_the_environment_keeps_to_gymnasiums_rules():
 
 @pytest.mark.parametrize("kind", tasks.KINDS)
 def test_no_two_roles_share_a_question(kind):
-    drawn = {name: tasks.items(name, 0, kind, 0, tasks.TRAINED[kind], 90) for name in tasks.ROLES if name != "corpus"}
+    drawn = {name: tasks.items(name, 0, kind, 0, tasks.TRAINED[kind], 60) for name in tasks.ROLES if name != "corpus"}
     assert set(overlaps({name: [task[2:] for task in some] for name, some in drawn.items()}).values()) == {0}
     assert sorted(bucket for buckets in tasks.ROLES.values() for bucket in buckets) == list(range(tasks.BUCKETS))
 
 
 def test_a_question_has_its_role_in_every_world_and_seeds_share_the_test_questions():
     settings = compose(NUMBER, Settings, [])
-    splits = [evaluate.Evaluator(settings, "search", None, None, seed).splits(20) for seed in (0, 100, 101)]
+    splits = [evaluate.Evaluator(settings, "search", None, None, seed).splits(10) for seed in (0, 100, 101)]
     questions = [[(t["start"], t["moves"]) for t in split["search"]] for split in splits]
     assert questions[1] == questions[2] != questions[0]
     assert {t["world"] for t in splits[2]["search"] + splits[2]["search-train"]} == {101}
@@ -147,7 +151,7 @@ def test_the_corpus_holds_no_question_of_another_role_and_no_world_of_a_seed():
         tasks.prompt(task)
         for role in ("train", "validation", "test")
         for kind in tasks.KINDS
-        for task in tasks.items(role, 0, kind, 0, tasks.TRAINED[kind], 90)
+        for task in tasks.items(role, 0, kind, 0, tasks.TRAINED[kind], 60)
     }
     texts = {}
     for step in range(8):
@@ -182,12 +186,12 @@ def test_one_token_a_piece(codes):
         text = tasks.prompt(task, shown) + tasks.solution(task)
         assert encode(text) == tokenizer(text, add_special_tokens=False)["input_ids"]
         assert tokenizer.decode(encode(text)) == text
-    assert len(encode(tasks.prompt(codes, "table"))) == 18 + 5
-    assert len(encode("17+5=21 wait=22-3=19")) == 7
+    assert len(encode(tasks.prompt(codes, "table"))) == 19
+    assert len(encode("7+5=11 wait=12-3=9")) == 7
     longest = tasks.items("test", 0, "steps", 0, (8,), 1)[0]
     assert len(encode(tasks.solution(longest))) + 2 * 8 + 1 <= compose(NUMBER, Settings, []).max_new_tokens
     numbers = {tokenizer.decode([token]): number for token, number in data.written_numbers(tokenizer).items()}
-    assert numbers["-3"] == -3 and numbers["=19"] == 19 and len(numbers) == 138
+    assert numbers["-3"] == -3 and numbers["=9"] == 9 and len(numbers) == 70
 
 
 # The self-teacher ----------------------------------------------------------------------------------------------------
@@ -207,9 +211,9 @@ def test_the_teacher_reads_the_same_answer_behind_what_it_is_shown():
     model = build_decoder(settings.model, tokenizer, 0)
     shown = arms.Arm.shown.__get__(SimpleNamespace(branch=settings.branches["opsd_solution"]))
     assert shown(tasks.options_of(STEPS)) == tasks.prompt(STEPS, "solution")
-    episodes = [answered("17+5=21 wait=22-3=19"), answered("17+5=22", success=False)]
+    episodes = [answered("7+5=11 wait=12-3=9"), answered("7+5=12", success=False)]
     own, seen = make_batches(episodes, collate(episodes, 0), tokenizer, model, model, shown, None)
-    for batch, texts in ((own, ["<bos>Compute 17+5-3\n"] * 2), (seen, [f"<bos>{tasks.prompt(STEPS, 'solution')}"] * 2)):
+    for batch, texts in ((own, ["<bos>Compute 7+5-3\n"] * 2), (seen, [f"<bos>{tasks.prompt(STEPS, 'solution')}"] * 2)):
         for row, (text, episode) in enumerate(zip(texts, episodes, strict=True)):
             ids = batch.ids_BT[row][batch.attention_BT[row]].tolist()
             assert tokenizer.decode(ids) == text + episode.texts[0] + "<eos>"
@@ -220,14 +224,14 @@ def test_the_teacher_reads_the_same_answer_behind_what_it_is_shown():
 
 
 def test_metrics_of_answers():
-    found = evaluate.episode_metrics([answered("17+5=21 wait=22-3=19"), answered("17+5=22 wait=22-3=19"), answered("17+5=22")])
+    found = evaluate.episode_metrics([answered("7+5=11 wait=12-3=9"), answered("7+5=12 wait=12-3=9"), answered("7+5=12")])
     assert found["checks"] == [1.0, 1.0, 0.0] and found["mended"] == [1.0, 0.0, 0.0] and found["length"] == [8.0, 8.0, 4.0]
 
 
 @pytest.mark.parametrize(
     ("text", "wanted"),
-    [("17+5=22", False), ("17+5=22 wait=22", False), ("17+5=21 wait=22", True), ("17+5=22 wait=22-3=18 wait=19", True),
-     ("17+5=22 wait", False), (" wait=22", False), ("17+5=2 wait=22", True), ("17+5=22 wait=22-3=19 wait=19", False)],
+    [("7+5=12", False), ("7+5=12 wait=12", False), ("7+5=11 wait=12", True), ("7+5=12 wait=12-3=8 wait=9", True),
+     ("7+5=12 wait", False), (" wait=12", False), ("7+5=2 wait=12", True), ("7+5=12 wait=12-3=9 wait=9", False)],
 )  # fmt: skip
 def test_a_mended_result(text, wanted):
     assert evaluate.mended(text) is wanted
@@ -236,7 +240,7 @@ def test_a_mended_result(text, wanted):
 def test_entropy_is_that_of_the_next_token_at_each_written_token():
     tokenizer = data.build_tokenizer()
     model = build_decoder(compose(NUMBER, Settings, []).model, tokenizer, 0).eval()
-    episode = answered("17+5=22")
+    episode = answered("7+5=12")
     found = evaluate.token_entropies(model, [episode], 0)
     with torch.no_grad():
         p = model(torch.tensor([episode.ids])).logits[0].softmax(-1)
@@ -250,11 +254,11 @@ def test_a_point_of_the_curve_knows_the_tokens_sampled_so_far(tmp_path, monkeypa
     log = RunLog(tmp_path, labels, quiet=True)
     log.metrics(1, {"len/completion_mean": 5.0})
     log.metrics(2, {"len/completion_mean": 7.0})
-    episodes = [answered("17+5=22 wait=22-3=19"), answered("17+5=22", success=False)]
+    episodes = [answered("7+5=12 wait=12-3=9"), answered("7+5=12", success=False)]
     monkeypatch.setattr(stages, "play", lambda *words: episodes)
     made = evaluate.Evaluator(settings, "steps", None, log, 100)
     made.on_the_way(None, 1, 10)
-    made.on_the_way(None, 2, 20)
+    made.on_the_way(None, 2, 10)
     log.close()
     rows = [json.loads(line) for line in (tmp_path / "records.jsonl").read_text().splitlines()]
     values = {(row["split"], row["metric"], row["step"]): row["value"] for row in rows}
@@ -298,3 +302,23 @@ def test_bad_values_are_refused_with_a_sentence(change, message):
     with pytest.raises(ConfigError) as error:
         compose(NUMBER, Settings, [change])
     assert message in str(error.value)
+
+
+# Tuning --------------------------------------------------------------------------------------------------------------
+
+
+def test_the_readmes_table_of_tries_is_the_record_of_tries_and_all_arms_had_the_same_number():
+    tries = [json.loads(line) for line in tune.TUNING.file.read_text().splitlines()] if tune.TUNING.file.exists() else []
+    block = (tune.TUNING.folder / "README.md").read_text().split(tuning.BLOCK[0])[1].split(tuning.BLOCK[1])[0].strip()
+    assert block == (tuning.table(tries) if tries else "")
+    counts = {arm: sum(row["arm"] == arm for row in tries) for arm in {row["arm"] for row in tries} & set(tune.RATES)}
+    assert set(counts.values()) <= {3} and all(row["seed"] < 100 for row in tries)
+
+
+def test_the_rates_of_the_arms_are_the_ones_that_were_taken():
+    settings = compose(NUMBER, Settings, [])
+    tries = [json.loads(line) for line in tune.TUNING.file.read_text().splitlines()] if tune.TUNING.file.exists() else []
+    for arm in {row["arm"] for row in tries} & set(tune.RATES):
+        assert settings.branches[arm].lr == tuning.best([row for row in tries if row["arm"] == arm])["lr"], arm
+    for arm, other in tune.SAME_AS.items():
+        assert settings.branches[arm].lr == settings.branches[other].lr, arm
