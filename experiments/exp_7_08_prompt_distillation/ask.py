@@ -9,7 +9,8 @@ from typing import Any, NamedTuple
 
 from common.rollout import Completion, sample
 from common.seeding import generator
-from common.teacher import Ask, ServerConfig, ServerTeacher, collect
+from common.teacher import Ask, collect
+from common.teacher_server import ServerConfig, ServerTeacher
 from common.tokenizers import encode_prompt
 from common.verifiers.thinking import THINK
 from experiments.exp_7_08_prompt_distillation.env import grade

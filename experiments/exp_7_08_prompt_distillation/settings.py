@@ -9,7 +9,7 @@ from common.lora import LoraSettings
 from common.models import DecoderConfig
 from common.schema import ConfigError, build, one_of, within
 from common.sft import SftConfig
-from common.teacher import ServerConfig
+from common.teacher_server import ServerConfig
 from experiments.exp_7_08_prompt_distillation import rules
 from experiments.exp_7_08_prompt_distillation.data import CorpusConfig
 

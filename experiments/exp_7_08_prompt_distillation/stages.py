@@ -25,7 +25,10 @@ HERE = "experiments.exp_7_08_prompt_distillation."
 TEXT_CODE = [HERE + "rules", HERE + "data", *SFT_MODULES]
 ASK_CODE = [
     *(HERE + name for name in ("rules", "data", "source", "ask", "env")),
-    *(f"common.{name}" for name in ("rollout", "decoding", "fused", "teacher", "tokenizers", "verifiers.thinking")),
+    *(
+        f"common.{name}"
+        for name in ("rollout", "decoding", "fused", "teacher", "teacher_server", "tokenizers", "verifiers.thinking")
+    ),
 ]
 STUDENT_CODE = [*TEXT_CODE, HERE + "source", HERE + "stages", "common.lora"]
 
