@@ -52,12 +52,16 @@ class Evaluator:
         return played
 
     def curve(self, model: Any, percent: int) -> None:
-        """A point of the learning curve; steps are percent of the arm's compute."""
+        """A point of the learning curve: P(</think>) of each split, and of the trained levels together success and length too.
+
+        Steps are percent of the arm's compute.
+        """
         config, pooled = self.settings.evaluation, dict[str, list[float]]()
-        for split, (episodes, nothink) in self.play(model, self.branch.mode, config.curve_samples, config.curve_items).items():
+        played = self.play(model, self.branch.mode, config.curve_samples, config.curve_items)
+        for split, (episodes, nothink) in played.items():
             values = self.values(episodes)
             found = {name: mean(values[name]) for name in ("success", "length")} | {"nothink_p": mean(nothink)}
-            self.write(split, found, len(episodes), percent)
+            self.write(split, {"nothink_p": found["nothink_p"]}, len(nothink), percent)
             if split in self.family.pooled:
                 for name, value in found.items():
                     pooled.setdefault(name, []).append(value)
