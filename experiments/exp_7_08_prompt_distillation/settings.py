@@ -142,7 +142,7 @@ class Settings(Common):
         one_of(f"{where}.study", branch.study, ("main", "ablation", "both"))
         one_of(f"{where}.labels", branch.labels, ("teacher", "gold"))
         within(f"{where}.budget", branch.budget, 0, above=True)
-        if branch.inputs is not None:
+        if branch.inputs is not None and name in self.chosen():
             within(f"{where}.inputs", branch.inputs, 1, self.inputs)
         if branch.after is not None:
             one_of(f"{where}.after", branch.after, self.branches)

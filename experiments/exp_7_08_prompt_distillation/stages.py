@@ -115,7 +115,7 @@ def teacher_stage(settings: Settings, seed: int, changed: bool = False) -> Path:
 def labelled_inputs(settings: Settings, changed: bool) -> int:
     """How many training texts the teacher labels: those of the arm that learns from most of them."""
     learnt = [branch.inputs or settings.inputs for branch in settings.branches.values() if branch.changed == changed]
-    return max(learnt, default=1)
+    return min(settings.inputs, max(learnt, default=1))
 
 
 def test_role(seed: int) -> str:
