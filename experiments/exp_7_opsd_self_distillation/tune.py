@@ -2,7 +2,7 @@
 
 Three tries for every arm that trains, on tuning seed 0 and validation tasks. The arm of the plain base takes the rate of the
 other one; arms on numbers that no rule explains take those of the codes, because nothing there could choose one. The rates
-in conf/experiment/7-opsd/base.yaml are then set by hand to the ones that the README's table marks.
+in conf/experiment/7-opsd/base.yaml are then set to the ones that the README's table marks.
 """
 
 import sys
@@ -13,7 +13,7 @@ from experiments.exp_7_opsd_self_distillation.run import NUMBER, run_cell
 from experiments.exp_7_opsd_self_distillation.settings import Settings
 
 ARMS = ("rlvr", "sft_solutions", "opsd_answer", "opsd_solution", "opsd_moving", "codes_rlvr", "codes_opsd")
-RATES = dict.fromkeys(ARMS, (3e-4, 1e-3, 3e-3))
+RATES = dict.fromkeys(ARMS, (1e-4, 3e-4, 1e-3))
 SAME_AS = {"opsd_plain": "opsd_solution", "search_rlvr": "codes_rlvr", "search_opsd": "codes_opsd"}
 
 
