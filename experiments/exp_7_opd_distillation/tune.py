@@ -1,8 +1,8 @@
 """Learning rates by validation: `python -m experiments.exp_7_opd_distillation.tune [arm ...]`.
 
-Four tries for every arm that trains on chains and three on the dial, on tuning seed 0 and validation items. Arms that differ from another in their prompts
-or their teacher alone take its rate. The rates in conf/experiment/7-opd/base.yaml are then set by hand to the ones that the
-README's table marks.
+Four tries for every arm that trains on chains and three on the dial, on tuning seed 0 and validation items. Arms that
+differ from another in their prompts or their teacher alone take its rate. The rates in conf/experiment/7-opd/base.yaml are
+then set to the ones that the README's table marks.
 """
 
 import sys
