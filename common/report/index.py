@@ -89,13 +89,15 @@ def results_block(root: Path, results: Path, experiments: Sequence[Experiment]) 
         if (folder / "provenance.json").is_file():
             result = load(folder, experiment.claims)
             link = f"[{experiment.claims.experiment}]({(folder / 'report.md').relative_to(root)})"
-            names = [f"{link}: {_counts(result)}", *[""] * len(result.findings)]
-            for name, finding in zip(names, result.findings[:FRONT_CLAIMS], strict=False):
-                ours = finding_text(finding, result.claims)
-                rows.append((name, finding.claim.sentence, finding.claim.book, ours, finding.verdict))
-    return (
-        Table(("experiment", "claim", "book", "ours (95 % interval)", "verdict"), rows).markdown if rows else "No result yet."
-    )
+            found = [(f.claim.sentence, f.claim.book, finding_text(f, result.claims), f.verdict) for f in result.findings]
+            if not found:  # an experiment without claims still shows its numbers
+                found = [
+                    (f"{variant}, {metric}", book, ours, "") for variant, metric, ours, book, *_ in main_table(result).rows
+                ]
+            names = [f"{link}: {_counts(result)}" if result.findings else link, *[""] * len(found)]
+            rows += [(name, *row) for name, row in zip(names, found[:FRONT_CLAIMS], strict=False)]
+    header = ("experiment", "claim", "book", "ours (95 % interval)", "verdict")
+    return Table(header, rows).markdown if rows else "No result yet."
 
 
 def report_block(root: Path, results: Path, experiment: Experiment) -> str:

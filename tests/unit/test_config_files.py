@@ -56,7 +56,7 @@ def survivors(conf: Path, number: str, schema: Any, scale: str, **groups: str) -
     """
     merged: Any = OmegaConf.to_container(config._from_files(conf, number, scale, scale, **groups), resolve=True)
     if scale == "gpu":
-        merged |= {"model_path": "some/model"} if "model_path" in merged else {}
+        merged |= {key: "some/name" for key in ("model_path", "small_path", "sentences") if key in merged}  # the reader's part
 
     def accepted(document: Any) -> bool:
         try:
