@@ -23,6 +23,7 @@ from experiments.exp_7_08_prompt_distillation.settings import Settings
 ROOT = Path(__file__).resolve().parents[2]
 RUN = [sys.executable, "-m", "experiments.exp_7_08_prompt_distillation.run"]
 FEW = ["distilled", "on_policy"]
+ALL = f"arms=[{','.join(compose('7-8', Settings, ['scale=smoke']).branches)}]"  # of both studies
 
 
 def command(folder, *changes, scale="smoke"):
@@ -47,15 +48,15 @@ def whole(tmp_path_factory):
     """All arms, killed as soon as an on-policy one has a checkpoint, and started again."""
     folder = tmp_path_factory.mktemp("whole")
     process = subprocess.Popen(
-        command(folder), cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True
+        command(folder, ALL), cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True
     )
     deadline = time.monotonic() + 400
-    while not list((folder / "runs").glob("7-8/smoke/main/base/*/seed100/state.pt")):
+    while not list((folder / "runs").glob("7-8/smoke/main/*/*/seed100/state.pt")):
         assert process.poll() is None and time.monotonic() < deadline
         time.sleep(0.01)
     os.killpg(process.pid, signal.SIGKILL)
     process.wait()
-    run(folder)
+    run(folder, ALL)
     return folder
 
 
