@@ -172,18 +172,7 @@ def train_adaptthink(
         set_learning_rate(optimizer, config.algo, step, meter.used(budget, step))
         model.eval()
         tasks = task_at(step, config.prompts_per_step)
-        episodes, nothink_P = play_modes(
-            model,
-            tokenizer,
-            make_env,
-            tasks,
-            config.modes,
-            end=end,
-            generator=generator(seed, "rollout", step),
-            temperature=config.temperature,
-            max_new_tokens=config.max_new_tokens,
-            batch_size=config.sample_batch,
-        )
+        episodes, nothink_P = play_step(model, tokenizer, make_env, tasks, config, end, seed, step)
         meter.add_forward(sum(episode.tokens_forward for episode in episodes))
         sampled = time.perf_counter()
         advantage_B = advantages(episodes, end, reference, config.delta)
@@ -202,6 +191,24 @@ def train_adaptthink(
             save(folder / "state.pt", {"policy": model}, optimizer, meter, step, evaluations)
             log.cost(flops=meter.flops, tokens_forward=meter.tokens_forward, tokens_trained=meter.tokens_trained)
     return meter
+
+
+def play_step(
+    model: Any, tokenizer: Any, make_env: Callable, tasks: list[dict], config: AdaptThinkConfig, end: int, seed: int, step: int
+) -> tuple[list[Episode], Tensor]:
+    """The episodes of a step, task-major, and P(</think>) behind each prompt, (P,)."""
+    return play_modes(
+        model,
+        tokenizer,
+        make_env,
+        tasks,
+        config.modes,
+        end=end,
+        generator=generator(seed, "rollout", step),
+        temperature=config.temperature,
+        max_new_tokens=config.max_new_tokens,
+        batch_size=config.sample_batch,
+    )
 
 
 def advantages(episodes: list[Episode], end: int, reference: Callable[[dict], float], delta: float) -> Tensor:
