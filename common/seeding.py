@@ -26,3 +26,9 @@ def rng(*parts: int | str) -> np.random.Generator:
 def python_random(*parts: int | str) -> random.Random:
     """A generator of the standard library for this purpose: many small draws cost a tenth of numpy's."""
     return random.Random(stream_seed(*parts))
+
+
+def base_seed(seed: int, bases: int) -> int:
+    """Seed of the base that a seed uses, one of `bases` in its hundred: report seeds and tuning seeds share no base."""
+    hundred = seed // 100 * 100
+    return hundred + (seed - hundred) % bases

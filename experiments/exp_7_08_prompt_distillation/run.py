@@ -18,6 +18,7 @@ from common.jobs import Cell, Job, cell_folder, complete_cell
 from common.models import parameter_count
 from common.records import read_jsonl
 from common.runlog import RunLog
+from common.seeding import base_seed
 from common.stages import fingerprint
 from common.study import run_study
 from experiments.exp_7_08_prompt_distillation import arms, stages
@@ -75,7 +76,7 @@ def plan(settings: Settings, seeds: list[int], names: list[str]) -> list[Job]:
     def add(name: str, function: str, arm: str, seed: int) -> None:
         jobs.append(Job(name, where + function, {"settings": settings, "arm": arm, "seed": seed}))
 
-    for seed in dict.fromkeys(stages.origin(settings, seed) for seed in seeds):
+    for seed in dict.fromkeys(base_seed(seed, settings.bases) for seed in seeds):
         for which in dict.fromkeys(settings.branches[arm].model for arm in names):
             arm = next(arm for arm in names if settings.branches[arm].model == which)
             add(f"{which} for {Cell(arm, seed).name}", "build_stages", arm, seed)

@@ -13,6 +13,7 @@ from common.files import read_json, write_json
 from common.lora import add_adapter, learning_rate
 from common.models import parameter_count
 from common.rejection import Row, row_batches
+from common.seeding import base_seed
 from common.sft import SftBatch, train_sft
 from common.stages import stage
 from common.supervised import SFT_MODULES, finish_stage, stage_log, supervised
@@ -31,12 +32,6 @@ ASK_CODE = [
     ),
 ]
 STUDENT_CODE = [*TEXT_CODE, HERE + "source", HERE + "stages", "common.lora"]
-
-
-def origin(settings: Settings, seed: int) -> int:
-    """Base seed of a seed; report seeds and tuning seeds share none."""
-    hundred = seed // 100 * 100
-    return hundred + (seed - hundred) % settings.bases
 
 
 def source_of(settings: Settings, seed: int, changed: bool = False) -> Source:
@@ -66,7 +61,7 @@ def base_stage(settings: Settings, seed: int, which: str) -> Path:
         key = [path, settings.dtype]
         return stage(which, copy, config=key, modules=["common.checkpoints"], root=root_of(settings))
     shape = settings.model if which == "base" else settings.small
-    first, steps = origin(settings, seed), settings.pretraining_steps if which == "base" else settings.small_steps
+    first, steps = base_seed(seed, settings.bases), settings.pretraining_steps if which == "base" else settings.small_steps
 
     def model() -> tuple[Any, Any]:
         tokenizer = data.build_tokenizer()

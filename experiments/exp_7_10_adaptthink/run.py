@@ -15,6 +15,7 @@ from common.jobs import Cell, Job, cell_folder, complete_cell
 from common.lora import add_adapter
 from common.records import read_jsonl
 from common.runlog import RunLog
+from common.seeding import base_seed
 from common.stages import fingerprint
 from common.study import run_study
 from experiments.exp_7_10_adaptthink import arms, stages
@@ -78,7 +79,7 @@ def plan(settings: Settings, seeds: list[int], names: list[str]) -> list[Job]:
     for seed in seeds:
         for arm in names:
             branch = settings.branches[arm]
-            first.setdefault((0, stages.origin(settings, seed)), Cell(arm, seed))
+            first.setdefault((0, base_seed(seed, settings.bases)), Cell(arm, seed))
             first.setdefault((1, seed, branch.answer_tokens, branch.skips, branch.method), Cell(arm, seed))
     shared = dict.fromkeys(first[key] for key in sorted(first, key=lambda key: key[0]))
     cells = [Cell(arm, seed) for seed in seeds for arm in names]

@@ -10,6 +10,7 @@ from common.checkpoints import load_model, save_model
 from common.models import build_decoder
 from common.modes import end_think_id
 from common.presample import presampled, read_rates
+from common.seeding import base_seed
 from common.sft import SftBatch
 from common.stages import stage
 from common.supervised import SFT_MODULES, supervised
@@ -23,12 +24,6 @@ SFT_CODE = [HERE + "chains", HERE + "data", *SFT_MODULES]
 JUDGES = [HERE + name for name in ("chains", "data", "env", "families", "problems")] + [
     "common.verifiers.thinking", "common.verifiers.mathematics"
 ]  # fmt: skip
-
-
-def origin(settings: Settings, seed: int) -> int:
-    """Base seed of a seed; report seeds and tuning seeds share none."""
-    hundred = seed // 100 * 100
-    return hundred + (seed - hundred) % settings.bases
 
 
 def base_stage(settings: Settings, seed: int) -> Path:
@@ -61,15 +56,17 @@ def start_stage(settings: Settings, seed: int, tokens: int, skips: float) -> tup
     if settings.model_path is not None:
         copied = pretrained_stage(settings)
         return copied, [copied]
-    base = base_stage(settings, origin(settings, seed))
+    base = base_stage(settings, base_seed(seed, settings.bases))
 
     def batches(tokenizer: Any) -> Callable[[int], SftBatch]:
-        made = data.ThinkOnly(PhraseEncoder(tokenizer), origin(settings, seed), tokens, settings.pretraining_direct, skips)
+        made = data.ThinkOnly(
+            PhraseEncoder(tokenizer), base_seed(seed, settings.bases), tokens, settings.pretraining_direct, skips
+        )
         return lambda step: made.batch(step, settings.start.batch_size)
 
     key = [tokens, settings.pretraining_direct, skips]
     start = supervised(
-        "start", **places(settings), seed=origin(settings, seed), config=settings.start, steps=settings.start_steps,
+        "start", **places(settings), seed=base_seed(seed, settings.bases), config=settings.start, steps=settings.start_steps,
         model=lambda: load_model(base / "model"), batches=batches, key=key, inputs=[base],
     )  # fmt: skip
     return start, [base, start]

@@ -15,7 +15,7 @@ from common.files import read_json, write_json
 from common.models import DecoderConfig, build_decoder, parameter_count
 from common.pairs import Pair, pairs_from_episodes
 from common.reward_model import build_reward_model, pair_accuracy, train_reward_model
-from common.seeding import generator
+from common.seeding import base_seed, generator
 from common.sft import SftBatch
 from common.stages import stage
 from common.supervised import SFT_MODULES, stage_log, supervised
@@ -28,12 +28,6 @@ HERE = "experiments.exp_7_algorithms."
 SFT_CODE = [HERE + "chains", HERE + "data", *SFT_MODULES]
 REWARD_CODE = [*SFT_CODE, HERE + "env", "common.reward_model", "common.pairs", "common.rollout", "common.decoding"]
 UNSEEN = 100  # chains on which the reward model is judged
-
-
-def origin(settings: Settings, seed: int) -> int:
-    """Base seed of a seed; report seeds and tuning seeds share none."""
-    hundred = seed // 100 * 100
-    return hundred + (seed - hundred) % settings.bases
 
 
 def train_chains(settings: Settings, seed: int) -> tuple[chains.Chain, ...]:
@@ -79,7 +73,7 @@ def start_stage(settings: Settings, base: Path, seed: int, steps: int, direct: f
 
 def start_of(settings: Settings, seed: int) -> tuple[Path, list[Path]]:
     """The folder that every arm of a seed starts from, and the stages that led to it."""
-    base = base_stage(settings, origin(settings, seed), settings.model, settings.pretraining_steps)
+    base = base_stage(settings, base_seed(seed, settings.bases), settings.model, settings.pretraining_steps)
     start = start_stage(settings, base, seed, settings.start_steps, settings.start_direct)
     return start, [base, start]
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from common.episodes import Episode, run_episodes
 from common.models import build_decoder
-from common.seeding import generator
+from common.seeding import base_seed, generator
 from common.sft import SftBatch
 from common.supervised import SFT_MODULES, supervised
 from common.tokenizers import PhraseEncoder
@@ -20,15 +20,9 @@ HERE = "experiments.exp_7_opsd_self_distillation."
 TEXT_CODE = [HERE + name for name in ("tasks", "data")]
 
 
-def origin(settings: Settings, seed: int) -> int:
-    """Base seed of a seed; report seeds and tuning seeds share none."""
-    hundred = seed // 100 * 100
-    return hundred + (seed - hundred) % settings.bases
-
-
 def base_of(settings: Settings, style: str, seed: int) -> Path:
     """The base of a seed, trained on the corpus in that style."""
-    corpus, seed = replace(settings.corpus, style=style), origin(settings, seed)
+    corpus, seed = replace(settings.corpus, style=style), base_seed(seed, settings.bases)
 
     def model() -> tuple[Any, Any]:
         tokenizer = data.build_tokenizer()
