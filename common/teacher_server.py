@@ -54,12 +54,13 @@ class ServerConfig:
 
     ``timeout_s``: for a whole reply. A try that fails in a way that may pass is repeated up to ``retries`` times, after
     ``backoff_s``, twice that, and so on up to ``backoff_max_s`` (with jitter), or after what the server asks for.
-    ``options``: further keys of the request, such as {"top_p": 0.95}.
+    ``options``: further keys of the request, such as {"presence_penalty": 0.5}; only the server knows them.
     """
 
     model: str = ""
     system: str = ""
     temperature: float = 0.7
+    top_p: float = 1.0
     max_tokens: int = 4096
     workers: int = 4
     requests_per_minute: float = 60.0
@@ -76,6 +77,7 @@ class ServerConfig:
             within(f"server.{key}", getattr(self, key), 1)
         for key in ("requests_per_minute", "timeout_s"):
             within(f"server.{key}", getattr(self, key), 0, above=True)
+        within("server.top_p", self.top_p, 0, 1, above=True)
         for key in ("temperature", "retries", "backoff_s", "price_in", "price_out"):
             within(f"server.{key}", getattr(self, key), 0)
         within("server.backoff_max_s", self.backoff_max_s, self.backoff_s)
@@ -112,7 +114,8 @@ class ServerTeacher:
 
     @property
     def name(self) -> dict[str, Any]:
-        chosen = {key: getattr(self.config, key) for key in ("model", "system", "temperature", "max_tokens", "options")}
+        keys = ("model", "system", "temperature", "top_p", "max_tokens", "options")
+        chosen = {key: getattr(self.config, key) for key in keys}
         return {"url": self.url, **chosen}
 
     def price(self, reply: Reply) -> float:
@@ -177,7 +180,7 @@ class ServerTeacher:
         messages = [{"role": "system", "content": config.system}] if config.system else []
         messages.append({"role": "user", "content": prompt})
         body = {**config.options, "model": config.model, "messages": messages}
-        body |= {"temperature": config.temperature, "max_tokens": config.max_tokens}
+        body |= {key: getattr(config, key) for key in ("temperature", "top_p", "max_tokens")}
         headers = {"Content-Type": "application/json"} | ({"Authorization": f"Bearer {self.key}"} if self.key else {})
         request = urllib.request.Request(self.url, json.dumps(body).encode(), headers)
         deadline = time.monotonic() + config.timeout_s

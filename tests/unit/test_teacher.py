@@ -82,7 +82,9 @@ def ask_all(server, file, asks=ASKS, key=KEY, max_cost=None, **changes):
 
 
 def test_answers_come_in_the_order_of_the_asks_with_tokens_and_cost(server, tmp_path):
-    rows = ask_all(server, tmp_path / "a.jsonl", price_in=2.0, price_out=10.0, system="Be brief.", options={"top_p": 0.9})
+    rows = ask_all(
+        server, tmp_path / "a.jsonl", price_in=2.0, price_out=10.0, system="Be brief.", top_p=0.9, options={"seed": 3}
+    )
     assert [row["text"] for row in rows] == [f"answer to question {i}" for i in range(5)]
     assert rows[0] == {
         "key": "0", "prompt": "question 0", "text": "answer to question 0", "finished": True, "tokens_in": 7, "tokens_out": 3,
@@ -92,7 +94,8 @@ def test_answers_come_in_the_order_of_the_asks_with_tokens_and_cost(server, tmp_
         "answers": 5, "failed": 0, "tries": 5, "tokens_in": 35, "tokens_out": 15, "cost": pytest.approx(5 * 44e-6),
     }  # fmt: skip
     _, authorization, body, _ = server.seen[0]
-    assert authorization == f"Bearer {KEY}" and body["top_p"] == 0.9 and body["messages"][0]["content"] == "Be brief."
+    assert authorization == f"Bearer {KEY}" and body["messages"][0]["content"] == "Be brief."
+    assert (body["top_p"], body["seed"]) == (0.9, 3)
     assert KEY not in (tmp_path / "a.jsonl").read_text()
 
 
