@@ -8,9 +8,14 @@ Prompts of unequal length are padded on the right: under a causal mask no real t
 prefill needs no mask. While decoding, the unused slots between a short prompt and its completion are hidden and every
 token has its true position.
 
+In an episode of many turns each prompt goes on from the one before. A decoder that is given its predecessor takes the keys
+and values of that prompt from it and computes only the tokens behind: the last answer (again, now many tokens at a time)
+and what the environment replied.
+
 Shape suffixes: _P prompts, _B rows of the batch, _T slots, _N rows times tokens, _D width, _V vocabulary.
 """
 
+from collections.abc import Sequence
 from typing import Any, Protocol
 
 import numpy as np
@@ -20,12 +25,13 @@ from transformers import Cache
 from transformers.cache_utils import CacheLayerMixin
 
 from common import kernels
-from common.fused import FusedModel, Rows, array, can_fuse, pack
+from common.fused import FusedModel, array, can_fuse, pack
 
 
 class Decoder(Protocol):
-    """Prefilled prompts, of which rows are started, stepped and dropped. ``logits_PV``: after each prompt."""
+    """Prefilled prompts (``ids``), of which rows are started, stepped and dropped. ``logits_PV``: after each prompt."""
 
+    ids: list[tuple[int, ...]]
     logits_PV: Tensor
 
     def start(self, source_B: Tensor) -> None:
@@ -38,18 +44,32 @@ class Decoder(Protocol):
         """Drops all rows but those of the index."""
 
 
-def make_decoder(model: Any, prompts: list[tuple[int, ...]], max_new_tokens: int) -> Decoder:
-    """Prefills the prompts (each one once, any lengths) with the fastest decoder that fits the model."""
+def make_decoder(model: Any, prompts: list[tuple[int, ...]], max_new_tokens: int, before: Decoder | None = None) -> Decoder:
+    """Prefills the prompts (each one once, any lengths) with the fastest decoder that fits the model.
+
+    ``before``: a decoder of the same weights; where each prompt goes on from one of its prompts, only the rest is computed.
+    """
     kind = FusedDecoder if can_fuse(model) else ModelDecoder
-    return kind(model, prompts, max_new_tokens)
+    parents = find_parents(before.ids, prompts) if isinstance(before, kind) else None
+    return kind(model, prompts, max_new_tokens) if parents is None else kind(model, prompts, max_new_tokens, before, parents)
 
 
-def hidden_slots(last_B: Tensor, prompt_slots: int, slots: int, dtype: torch.dtype) -> Tensor:
-    """Additive mask [B, slots] that hides the slots between a prompt's last token and the first completion slot."""
-    slots_T = torch.arange(slots, device=last_B.device)
-    hidden_BT = (slots_T > last_B[:, None]) & (slots_T < prompt_slots)
-    zeros_BT = torch.zeros(hidden_BT.shape, dtype=dtype, device=last_B.device)
-    return zeros_BT.masked_fill(hidden_BT, torch.finfo(dtype).min)
+def find_parents(earlier: Sequence[tuple[int, ...]], prompts: Sequence[tuple[int, ...]]) -> list[int] | None:
+    """For each prompt the longest of the earlier ones that it goes on from (a true prefix); None where one has none."""
+    index = {ids: number for number, ids in enumerate(earlier)}
+    lengths = sorted({len(ids) for ids in earlier}, reverse=True)
+    parents = []
+    for ids in prompts:
+        length = next((length for length in lengths if length < len(ids) and ids[:length] in index), None)
+        if length is None:
+            return None
+        parents.append(index[ids[:length]])
+    return parents
+
+
+def additive(hidden_BT: Tensor, dtype: torch.dtype) -> Tensor:
+    """The mask, of any shape, that is added to attention scores to hide these slots."""
+    return torch.zeros(hidden_BT.shape, dtype=dtype, device=hidden_BT.device).masked_fill(hidden_BT, torch.finfo(dtype).min)
 
 
 class SlotLayer(CacheLayerMixin):
@@ -97,38 +117,54 @@ class SlotLayer(CacheLayerMixin):
 class ModelDecoder:
     """Decodes through the model's own forward; any Hugging Face causal model without sliding windows."""
 
-    def __init__(self, model: Any, prompts: list[tuple[int, ...]], max_new_tokens: int) -> None:
-        lengths_P = torch.tensor([len(prompt) for prompt in prompts], device=model.device)
-        width = max(map(len, prompts))
-        ids_PT = torch.tensor([[*prompt, *[0] * (width - len(prompt))] for prompt in prompts], device=model.device)
-        text = model.config.get_text_config()
-        self.model = model
-        self.prompt_slots = width
+    def __init__(
+        self,
+        model: Any,
+        prompts: list[tuple[int, ...]],
+        max_new_tokens: int,
+        before: "ModelDecoder | None" = None,
+        parents: Sequence[int] = (),
+    ) -> None:
+        text, device = model.config.get_text_config(), model.device
+        known = [len(before.ids[parent]) for parent in parents] if before else [0] * len(prompts)
+        rest = [prompt[start:] for prompt, start in zip(prompts, known, strict=True)]
+        width, used = max(map(len, rest)), before.prompt_slots if before else 0
+        self.ids, self.model, self.prompt_slots = prompts, model, used + width
         self.slots = self.prompt_slots + max_new_tokens
         window = getattr(text, "sliding_window", None)
         if window and "sliding_attention" in (getattr(text, "layer_types", None) or []) and window < self.slots:
             raise ValueError(f"prompt and completion take {self.slots} tokens, the model's sliding window is {window}")
-        self.last_P = lengths_P - 1
-        self.ragged = bool((lengths_P != self.prompt_slots).any())
-        self.prefilled = [SlotLayer(self.prompt_slots) for _ in range(text.num_hidden_layers)]
-        needed = self.last_P.unique()
+        ids_PT = torch.tensor([[*ids, *[0] * (width - len(ids))] for ids in rest], device=device)
+        known_P, last_P = torch.tensor(known, device=device), torch.tensor([len(ids) - 1 for ids in rest], device=device)
+        steps_T = torch.arange(width, device=device)
+        self.hidden_PT, mask = steps_T > last_P[:, None], None
+        if before:
+            parents_P = torch.tensor(parents, device=device)
+            self.prefilled = [layer.select(parents_P, self.prompt_slots) for layer in before.prefilled]
+            hidden_PT = before.hidden_PT[parents_P]
+            later_PNT = (steps_T > steps_T[:, None]).expand(len(prompts), -1, -1)
+            mask = additive(torch.cat([hidden_PT[:, None].expand(-1, width, -1), later_PNT], -1)[:, None], model.dtype)
+            self.hidden_PT = torch.cat([hidden_PT, self.hidden_PT], 1)
+        else:
+            self.prefilled = [SlotLayer(self.prompt_slots) for _ in range(text.num_hidden_layers)]
+        needed = last_P.unique()
         logits_PNV = model(
             ids_PT,
-            position_ids=torch.arange(self.prompt_slots, device=ids_PT.device)[None],
+            attention_mask=mask,
+            position_ids=known_P[:, None] + steps_T,
             past_key_values=Cache(layers=list(self.prefilled)),
             use_cache=True,
             logits_to_keep=needed,
         ).logits
-        prompts_P = torch.arange(len(ids_PT), device=ids_PT.device)
-        self.logits_PV = logits_PNV[prompts_P, torch.searchsorted(needed, self.last_P)]
+        self.last_P = known_P + last_P
+        self.logits_PV = logits_PNV[torch.arange(len(prompts), device=device), torch.searchsorted(needed, last_P)]
 
     def start(self, source_B: Tensor) -> None:
         self.layers = [layer.select(source_B, self.slots) for layer in self.prefilled]
         self.cache = Cache(layers=list(self.layers))
         self.last_B = self.last_P[source_B]
-        self.mask_BT = None
-        if self.ragged:
-            self.mask_BT = hidden_slots(self.last_B, self.prompt_slots, self.slots, self.model.dtype)
+        hidden_BT = nn.functional.pad(self.hidden_PT[source_B], (0, self.slots - self.prompt_slots))
+        self.mask_BT = additive(hidden_BT, self.model.dtype) if bool(self.hidden_PT.any()) else None
 
     def step(self, tokens_B: Tensor) -> Tensor:
         self.last_B = self.last_B + 1
@@ -152,22 +188,60 @@ class FusedDecoder:
     A prompt's keys and values stay in one place for all rows that continue it; a row has room for its own tokens only.
     """
 
-    def __init__(self, model: Any, prompts: list[tuple[int, ...]], max_new_tokens: int) -> None:
-        lengths, self.slots = list(map(len, prompts)), max_new_tokens
-        rows = pack(prompts, lengths)
+    def __init__(
+        self,
+        model: Any,
+        prompts: list[tuple[int, ...]],
+        max_new_tokens: int,
+        before: "FusedDecoder | None" = None,
+        parents: Sequence[int] = (),
+    ) -> None:
+        lengths, self.slots, self.ids = list(map(len, prompts)), max_new_tokens, prompts
         fused = self.fused = FusedModel(model, max(lengths) + max_new_tokens)
         self.head = fused.head * fused.norm_D
         self.norms = [array(layer.norm_HW) for layer in fused.layers]
-        x_ND, rotated = fused.run(rows)
         self.length_P = np.array(lengths)
-        self.prompts = [self._prompt_cache(rotated_NX, rows) for rotated_NX in rotated]
-        last_P = torch.from_numpy(rows.prefix_B + self.length_P - 1)
-        self.logits_PV = nn.functional.linear(fused.last_norm(x_ND[last_P]), self.head)
+        if before is None:
+            rows = pack(prompts, lengths)
+            x_ND, rotated = fused.run(rows)
+            self.prompts = [self._prompt_cache(rotated_NX, rows.prefix_B) for rotated_NX in rotated]
+            last_P = rows.prefix_B + self.length_P - 1
+        else:
+            x_ND, last_P = self._go_on(before, np.array(parents))
+        self.logits_PV = nn.functional.linear(fused.last_norm(x_ND[torch.from_numpy(last_P)]), self.head)
 
-    def _prompt_cache(self, rotated_NX: Tensor, rows: Rows) -> tuple[np.ndarray, np.ndarray]:
+    def _go_on(self, before: "FusedDecoder", parent_P: np.ndarray) -> tuple[Tensor, np.ndarray]:
+        """Residual stream of the tokens that the earlier decoder has not seen, and where each prompt's last one stands.
+
+        For each layer all tokens are packed, prompt by prompt; keys and values of the earlier tokens come from there.
+        """
+        fused, known_P = self.fused, before.length_P[parent_P]
+        first_P = self.length_P.cumsum() - self.length_P
+        new_P = self.length_P - known_P
+        old_N, slot_N = _ranges(first_P, known_P)
+        new_N, position_N = _ranges(first_P + known_P, new_P)
+        position_N = position_N + known_P.repeat(new_P)
+        segment_P4 = np.stack([first_P + known_P, new_P, first_P, known_P], 1)
+        ids = [token for ids, start in zip(self.ids, known_P, strict=True) for token in ids[start:]]
+        x_ND = nn.functional.embedding(torch.tensor(ids), fused.embedding)
+        parent_N, tokens, self.prompts = parent_P.repeat(known_P), int(self.length_P.sum()), []
+        for layer, norm_HW, (keys, values) in zip(fused.layers, self.norms, before.prompts, strict=True):
+            qkv_NX = fused.project(layer, x_ND)
+            kernels.rotate(array(qkv_NX), norm_HW, *fused.rotary.at(position_N))
+            all_NHW = np.empty((tokens, fused.heads + 2 * fused.kv_heads, fused.width), np.float32)
+            all_NHW[new_N] = array(qkv_NX).reshape(len(new_N), -1, fused.width)
+            earlier = keys[parent_N, :, :, slot_N], values[parent_N, :, slot_N]
+            all_NHW[old_N, fused.heads :] = np.concatenate(earlier, 1)
+            all_NX, attended_ND = all_NHW.reshape(tokens, -1), np.empty((tokens, fused.heads * fused.width), np.float32)
+            kernels.attend(all_NX, fused.kv_heads, fused.width, segment_P4, attended_ND)
+            self.prompts.append(self._prompt_cache(torch.from_numpy(all_NX), first_P))
+            x_ND = fused.finish(layer, x_ND, torch.from_numpy(attended_ND[new_N]))
+        return x_ND, new_P.cumsum() - 1
+
+    def _prompt_cache(self, rotated_NX: Tensor, first_P: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Keys (P, kv_heads, width, longest) and values (P, kv_heads, longest, width) of a layer."""
         fused, longest = self.fused, int(self.length_P.max())
-        slot_PL = np.minimum(rows.prefix_B[:, None] + np.arange(longest), len(rotated_NX) - 1)
+        slot_PL = np.minimum(first_P[:, None] + np.arange(longest), len(rotated_NX) - 1)
         heads = rotated_NX[torch.from_numpy(slot_PL)].unflatten(-1, (-1, fused.width))[:, :, fused.heads :]
         keys, values = heads.split(fused.kv_heads, 2)
         return array(keys.permute(0, 2, 3, 1)), array(values.transpose(1, 2))
@@ -215,3 +289,9 @@ class FusedDecoder:
         self.source_B = self.source_B[index_B.numpy()]
         self.cache = [(keys[index_B], values[index_B]) for keys, values in self.cache]
         self._set_buffers()
+
+
+def _ranges(first_P: np.ndarray, length_P: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """first, first + 1, ... of each range, one range behind the other; and how far into its range each one stands."""
+    within_N = np.arange(length_P.sum()) - (length_P.cumsum() - length_P).repeat(length_P)
+    return first_P.repeat(length_P) + within_N, within_N

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from common.fused import states_before
-from common.rollout import Completion, sample
+from common.rollout import Completion, Prefilled, sample
 from common.tokenizers import encode_feedback, encode_prompt
 
 MakeEnv = Callable[[], gymnasium.Env]
@@ -33,7 +33,7 @@ class Episode:
     ``truncated``: ended by a token or turn limit (an answer cut by the token limit may be both). ``texts``: the
     policy's answers, one per turn, special tokens left out. ``infos``: the environment's info per step.
     ``tokens_forward``: tokens the sampler had to process for the episode; the prompt of a group counts once, for the
-    group's first member.
+    group's first member, and an answer twice where another turn follows it: written, then read with the reply.
     """
 
     ids: list[int]
@@ -121,21 +121,21 @@ def _play(model, tokenizer, make_env, tasks, jobs, max_turns: int, settings: dic
         envs.append(env)
         episodes.append(episode)
     context = getattr(model.config, "max_position_embeddings", None) or 2**31
-    active = list(range(len(jobs)))
+    active, prefilled, read = list(range(len(jobs))), Prefilled(), [0] * len(jobs)
     for turn in range(max_turns):
         active = _drop_too_long(episodes, active, context, settings["max_new_tokens"])
         if not active:
             break
         prompts = [episodes[row].ids for row in active]
         if turn == 0 and openings:  # no row was dropped: a first prompt that is too long is an error
-            completions = _sample_behind(model, prompts, openings, tokenizer.eos_token_id, settings)
+            completions = _sample_behind(model, prompts, openings, tokenizer.eos_token_id, settings, prefilled)
         else:
-            completions = sample(model, prompts, stop_ids=[tokenizer.eos_token_id], **settings)
+            completions = sample(model, prompts, stop_ids=[tokenizer.eos_token_id], prefilled=prefilled, **settings)
         going = []
         for row, completion in zip(active, completions, strict=True):
             if turn > 0:
-                # A later turn prefills the whole row again, which is what it costs.
-                episodes[row].tokens_forward += len(episodes[row].ids)
+                episodes[row].tokens_forward += len(episodes[row].ids) - read[row]
+            read[row] = len(episodes[row].ids)
             observation = _step(episodes[row], envs[row], completion, tokenizer, turn, last=turn + 1 == max_turns)
             if observation is not None:
                 episodes[row].append(encode_reply(observation, completion.finished), None, -1)
@@ -146,11 +146,11 @@ def _play(model, tokenizer, make_env, tasks, jobs, max_turns: int, settings: dic
     return episodes
 
 
-def _sample_behind(model, prompts, openings, stop_id: int, settings: dict[str, Any]) -> list[Completion]:
+def _sample_behind(model, prompts, openings, stop_id: int, settings: dict[str, Any], prefilled) -> list[Completion]:
     """Completions that begin with the openings."""
     rest = {**settings, "max_new_tokens": settings["max_new_tokens"] - len(openings[0])}
     starts = [[*prompt, *opening] for prompt, opening in zip(prompts, openings, strict=True)]
-    sampled = sample(model, starts, stop_ids=[stop_id], **rest)
+    sampled = sample(model, starts, stop_ids=[stop_id], prefilled=prefilled, **rest)
     completions = []
     for opening, end in zip(openings, sampled, strict=True):
         if opening[-1:] == [stop_id]:  # the opening ends the answer, whatever was sampled behind it

@@ -38,6 +38,16 @@ class Completion:
     finished: bool
 
 
+@dataclass
+class Prefilled:
+    """What one call of `sample` leaves to the next, whose prompts go on from its prompts: their keys and values.
+
+    For one model while its weights stay as they are.
+    """
+
+    decoder: Decoder | None = None
+
+
 @dataclass(frozen=True)
 class _Rule:
     """How tokens are drawn and when a row stops."""
@@ -63,14 +73,15 @@ def sample(
     generator: torch.Generator | None = None,
     stop_strings: Sequence[str] = (),
     tokenizer: Any = None,
+    prefilled: Prefilled | None = None,
 ) -> list[Completion]:
     """Samples ``group_size`` completions of each prompt: len(prompts) * group_size of them, prompt-major.
 
     ``temperature`` 0 is greedy, with log-probabilities at temperature 1. ``top_p`` and ``top_k`` (0: off) restrict what
     is drawn, never the reported log-probabilities: ratios computed from them assume that both are off. A row's tokens
-    depend on its prompt, the generator's state, the row's index and ``max_new_tokens`` alone. The model may be wrapped
-    by PEFT; it is run in evaluation mode and left as it was. Raises ValueError on an empty prompt, on sampling without
-    a generator, and on stop strings without a tokenizer.
+    depend on its prompt, the generator's state, the row's index and ``max_new_tokens`` alone. ``prefilled``: read, and
+    filled for the next turn. The model may be wrapped by PEFT; it is run in evaluation mode and left as it was. Raises
+    ValueError on an empty prompt, on sampling without a generator, and on stop strings without a tokenizer.
     """
     for index, prompt in enumerate(prompts):
         if not prompt:
@@ -91,7 +102,7 @@ def sample(
             uniform_NT = _uniform(len(prompts) * group_size, max_new_tokens, temperature, generator, network.device)
             stops = torch.tensor(sorted(set(stop_ids)), dtype=torch.long, device=network.device)
             rule = _Rule(temperature, top_p, top_k, stops, stop_strings, tokenizer)
-            return _sample_all(network, prompts, group_size, max_new_tokens, uniform_NT, rule)
+            return _sample_all(network, prompts, group_size, max_new_tokens, uniform_NT, rule, prefilled or Prefilled())
     finally:
         network.train(was_training)
 
@@ -107,10 +118,16 @@ def _uniform(
 
 
 def _sample_all(
-    model, prompts: list[list[int]], group_size: int, max_new_tokens: int, uniform_NT: Tensor | None, rule: _Rule
+    model,
+    prompts: list[list[int]],
+    group_size: int,
+    max_new_tokens: int,
+    uniform_NT: Tensor | None,
+    rule: _Rule,
+    prefilled: Prefilled,
 ) -> list[Completion]:
     unique = {prompt: index for index, prompt in enumerate(dict.fromkeys(map(tuple, prompts)))}
-    decoder = make_decoder(model, list(unique), max_new_tokens)
+    decoder = prefilled.decoder = make_decoder(model, list(unique), max_new_tokens, prefilled.decoder)
     source = [unique[tuple(prompt)] for prompt in prompts for _ in range(group_size)]
     source_N = torch.tensor(source, device=model.device)
     ids_NT = torch.zeros(len(source), max_new_tokens, dtype=torch.long, device=model.device)

@@ -17,7 +17,7 @@ from typing import Any
 from unittest import mock
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from transformers import Cache
 
 from common import decoding
@@ -59,17 +59,16 @@ class GraphDecoder(ModelDecoder):
     def start(self, source_B: Tensor) -> None:
         super().start(source_B)
         self.used = self.prompt_slots
-        self._fix_shapes()
+        unwritten_BT = nn.functional.pad(self.hidden_PT[source_B], (0, self.slots - self.prompt_slots), value=True)
+        self._fix_shapes(decoding.additive(unwritten_BT, self.model.dtype))
 
-    def _fix_shapes(self) -> None:
+    def _fix_shapes(self, shown_BT: Tensor) -> None:
         device, rows = self.last_B.device, len(self.last_B)
         self.slot = torch.full((1,), self.used, device=device)
         self.fixed = [GraphLayer(layer, self.slot) for layer in self.layers]
         self.fixed_cache = Cache(layers=list(self.fixed))
         self.tokens_B1, self.positions_B1 = (torch.zeros(rows, 1, dtype=torch.long, device=device) for _ in range(2))
-        hidden = decoding.hidden_slots(self.last_B, self.prompt_slots, self.slots, self.model.dtype)
-        hidden[:, self.used :] = torch.finfo(self.model.dtype).min
-        self.shown_B11T = hidden[:, None, None].contiguous()
+        self.shown_B11T = shown_BT[:, None, None].contiguous()
         self.graph = None
         if device.type == "cuda":
             side = torch.cuda.Stream()
@@ -108,8 +107,7 @@ class GraphDecoder(ModelDecoder):
             layer.used = self.used
         shown_BT = self.shown_B11T[index_B, 0, 0]
         super().keep(index_B)
-        self._fix_shapes()
-        self.shown_B11T.copy_(shown_BT[:, None, None])
+        self._fix_shapes(shown_BT)
 
 
 class Clock:

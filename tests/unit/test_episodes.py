@@ -104,7 +104,7 @@ def test_a_two_turn_episode_token_by_token(monkeypatch):
     assert [info["reason"] for info in episode.infos] == ["wrong", "right"]
     assert (episode.prompt_length, episode.group, episode.task) == (2, 0, task)
     # First turn: prompt and answer; second turn: the row so far is prefilled again, then the answer.
-    assert episode.tokens_forward == (2 + 2) + (6 + 3)
+    assert episode.tokens_forward == (2 + 2) + (4 + 3)  # the second turn reads two tokens of answer and two of reply
 
 
 def test_t02_an_answer_cut_by_the_limit_is_closed_before_the_reply(monkeypatch):

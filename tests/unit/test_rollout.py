@@ -142,11 +142,49 @@ def test_l15_temperature_divides_logits():
 def test_groups_share_their_prefill(model, monkeypatch):
     seen = []
     make = rollout.make_decoder
-    monkeypatch.setattr(rollout, "make_decoder", lambda m, prompts, new: seen.append(prompts) or make(m, prompts, new))
+    monkeypatch.setattr(rollout, "make_decoder", lambda m, prompts, *rest: seen.append(prompts) or make(m, prompts, *rest))
     completions = sample(model, PROMPTS, group_size=4, max_new_tokens=6, stop_ids=[], temperature=0)
     assert seen == [[(5, 6, 7, 8, 9), (20,), tuple(range(30, 39)), (40, 41)]]
     alone = sample(model, PROMPTS, max_new_tokens=6, stop_ids=[], temperature=0)
     assert [c.ids for c in completions] == [c.ids for c in alone for _ in range(4)]
+
+
+def test_a_later_turn_computes_only_the_tokens_behind(model, monkeypatch):
+    """Three turns whose rows differ in length, some dropped and some equal: the same tokens as without what is kept."""
+    kept, rows = rollout.Prefilled(), [list(prompt) for prompt in PROMPTS]
+    computed = []
+    embed = nn.functional.embedding
+    monkeypatch.setattr(nn.functional, "embedding", lambda ids, *a, **k: computed.append(ids.numel()) or embed(ids, *a, **k))
+    for turn in range(3):
+        settings = {"group_size": 2 if turn == 0 else 1, "max_new_tokens": 5, "stop_ids": [2], "temperature": 1.0}
+        fresh = sample(model, rows, generator=stream(turn), **settings)
+        computed.clear()
+        completions = sample(model, rows, generator=stream(turn), prefilled=kept, **settings)
+        prefill = computed[0]
+        assert [c.ids for c in completions] == [c.ids for c in fresh]
+        for row, (one, other) in enumerate(zip(completions, fresh, strict=True)):
+            prompt = rows[row // settings["group_size"]]
+            assert one.logps == pytest.approx(other.logps, abs=1e-4)
+            assert one.logps == pytest.approx(full_logps(model, prompt, one.ids), abs=1e-4)
+        if turn:  # five tokens of answer and up to three of reply in each row
+            assert prefill <= 8 * len(rows)
+        group = settings["group_size"]
+        rows = [[*rows[i // group], *c.ids, *range(50, 51 + i % 3)] for i, c in enumerate(completions) if i % 4 != turn + 1]
+
+
+def test_rows_that_go_on_from_nothing_are_computed_whole(model):
+    kept = rollout.Prefilled()
+    sample(model, [[5, 6, 7], [5, 6]], max_new_tokens=3, stop_ids=[], temperature=0, prefilled=kept)
+    for rows in ([[5, 6, 7]], [[5, 6, 7, 9], [8, 5, 6]]):  # equal to an earlier prompt; one without a parent
+        alone = sample(model, rows, max_new_tokens=3, stop_ids=[], temperature=0)
+        again = sample(model, rows, max_new_tokens=3, stop_ids=[], temperature=0, prefilled=kept)
+        assert [c.ids for c in again] == [c.ids for c in alone]
+
+
+def test_parents_are_the_longest_true_prefixes():
+    earlier = [(1, 2), (1, 2, 3), (4,)]
+    assert decoding.find_parents(earlier, [(1, 2, 3, 9), (1, 2, 5), (4, 4), (1, 2, 3)]) == [1, 0, 2, 0]
+    assert decoding.find_parents(earlier, [(1, 2, 3, 9), (5, 1, 2)]) is None
 
 
 def test_same_generator_state_same_completions(model):
