@@ -49,7 +49,7 @@ def make_decoder(model: Any, prompts: list[tuple[int, ...]], max_new_tokens: int
 
     ``before``: a decoder of the same weights; where each prompt goes on from one of its prompts, only the rest is computed.
     """
-    kind = FusedDecoder if can_fuse(model) else ModelDecoder
+    kind: Any = FusedDecoder if can_fuse(model) else ModelDecoder
     parents = find_parents(before.ids, prompts) if isinstance(before, kind) else None
     return kind(model, prompts, max_new_tokens) if parents is None else kind(model, prompts, max_new_tokens, before, parents)
 
@@ -116,6 +116,10 @@ class SlotLayer(CacheLayerMixin):
 
 class ModelDecoder:
     """Decodes through the model's own forward; any Hugging Face causal model without sliding windows."""
+
+    ids: list[tuple[int, ...]]
+    prompt_slots: int
+    prefilled: list[SlotLayer]
 
     def __init__(
         self,

@@ -1,16 +1,18 @@
 """Cells (arm × seed) and the processes that run them: one failing job never stops the others, and none outlives us.
 
-Workers are spawned once and reused, since importing torch takes seconds. A worker that dies is replaced and its job is
-reported as failed. Kill the parent in any way and start it again: finished cells are skipped, the others go on from
-their checkpoints.
+Workers are started once and reused, since importing torch takes seconds; where that is safe they are forked, and import
+nothing again. A worker that dies is replaced and its job is reported as failed. Kill the parent in any way and start it
+again: finished cells are skipped, the others go on from their checkpoints.
 """
 
 import contextlib
+import functools
 import multiprocessing
 import os
 import re
 import shutil
 import signal
+import sys
 import tempfile
 import threading
 import time
@@ -143,10 +145,11 @@ def end_on_sigterm() -> Iterator[None]:
         signal.signal(signal.SIGTERM, before)
 
 
-def start_worker(threads: int) -> Worker:
-    context = multiprocessing.get_context("spawn")
+def start_worker(threads: int, fork: bool) -> Worker:
+    # A forked process may use what the parent imported, but neither its GPU nor its thread pools.
+    context = multiprocessing.get_context("fork" if fork and threads == 1 and sys.platform == "linux" else "spawn")
     ours, theirs = context.Pipe()
-    process = context.Process(target=worker_main, args=(theirs, threads, os.getpid()))
+    process: BaseProcess = context.Process(target=worker_main, args=(theirs, threads, os.getpid()))  # type: ignore[attr-defined]
     with child_environment(threads):
         process.start()
     theirs.close()
@@ -254,12 +257,14 @@ def run_jobs(
     logs: Path | None = None,
     quiet: bool = False,
     launcher: str = "local",
+    fork: bool = False,
 ) -> list[Failure]:
-    """Run jobs on `workers` spawned processes of `threads` threads each; returns the failures in job order.
+    """Run jobs on `workers` processes of `threads` threads each; returns the failures in job order.
 
     `on_done(job, result)` is called in this process after each job that ended well. `logs`: folder that keeps what
     each job printed, `<name>.log`. SIGINT and SIGTERM end all workers and are passed on; nothing finished is lost.
-    `launcher`: local, or ray for the same on Ray (common.backends.ray_launcher).
+    `launcher`: local, or ray for the same on Ray (common.backends.ray_launcher). `fork`: workers of one thread may be
+    forked; only for a parent that has neither touched a GPU nor computed with several threads.
     """
     if workers < 1 or threads < 1:
         raise ValueError(f"run_jobs workers={workers}, threads={threads}: both must be at least 1.")
@@ -278,7 +283,8 @@ def run_jobs(
         stack.callback(live.close)
         stack.callback(kill_pool, pool)
         stack.enter_context(end_on_sigterm())
-        failures = work_through(jobs, workers, threads, on_done, logs, pool, live)
+        start = functools.partial(start_worker, threads, fork)
+        failures = work_through(jobs, workers, start, on_done, logs, pool, live)
         while pool:
             retire_worker(pool[-1])
             pool.pop()
@@ -292,7 +298,7 @@ def headline(error: str) -> str:
     return lines[-1] if lines[0].startswith("Traceback") else lines[0]
 
 
-def idle_worker(pool: list[Worker], workers: int, threads: int) -> Worker | None:
+def idle_worker(pool: list[Worker], workers: int, start: Callable[[], Worker]) -> Worker | None:
     """A worker without a job, started if there is room for one; None if all are busy."""
     for worker in [worker for worker in pool if worker.job is None]:
         if worker.process.is_alive():
@@ -301,14 +307,14 @@ def idle_worker(pool: list[Worker], workers: int, threads: int) -> Worker | None
         kill_worker(worker)
     if len(pool) == workers:
         return None
-    pool.append(start_worker(threads))
+    pool.append(start())
     return pool[-1]
 
 
 def work_through(
     jobs: list[Job],
     workers: int,
-    threads: int,
+    start: Callable[[], Worker],
     on_done: Callable[[Job, dict[str, Any] | None], None] | None,
     logs: Path,
     pool: list[Worker],
@@ -323,7 +329,7 @@ def work_through(
         live.say(f"FAILED {failure.name}: {headline(failure.error)}")
 
     while ended < len(jobs):
-        while waiting and (worker := idle_worker(pool, workers, threads)):
+        while waiting and (worker := idle_worker(pool, workers, start)):
             if failure := give_job(worker, waiting.popleft(), logs):
                 worker.job, ended = None, ended + 1
                 fail(failure)

@@ -16,7 +16,7 @@ from functools import lru_cache
 from itertools import combinations
 
 import numpy as np
-from scipy import stats
+from scipy import special
 
 DRAWS = 4000
 CONFIDENCE = 0.95
@@ -58,7 +58,7 @@ def wilson(successes: int, n: int, confidence: float = CONFIDENCE) -> tuple[floa
     """Wilson score interval of a rate (Wilson 1927). Raises ValueError unless 0 <= successes <= n and n > 0."""
     if not 0 <= successes <= n or n == 0:
         raise ValueError(f"wilson needs 0 <= successes <= n and n > 0, not {successes} of {n}")
-    z = float(stats.norm.ppf(0.5 + confidence / 2))
+    z = float(special.ndtri(0.5 + confidence / 2))
     rate = successes / n
     centre = (rate + z * z / (2 * n)) / (1 + z * z / n)
     half = z / (1 + z * z / n) * math.sqrt(rate * (1 - rate) / n + z * z / (4 * n * n))
@@ -143,7 +143,7 @@ def _shares(n: int, stream: int) -> np.ndarray:
 def _stretch(seeds: int) -> float:
     """Small-sample factor of the seed part (see the module's docstring)."""
     level = 0.5 + CONFIDENCE / 2
-    return math.sqrt(seeds / (seeds - 1)) * float(stats.t.ppf(level, seeds - 1) / stats.norm.ppf(level))
+    return math.sqrt(seeds / (seeds - 1)) * float(special.stdtrit(seeds - 1, level) / special.ndtri(level))
 
 
 def _deviations(values_S: np.ndarray, matrix_SI: np.ndarray | None, stream: int) -> np.ndarray:

@@ -42,6 +42,7 @@ def run_study(
         launcher=settings.launcher,
         on_done=on_done,
         logs=folder / "logs",
+        fork=settings.device == "cpu",
     )
     for failure in failures:
         print(f"failed: {failure.name}: {failure.error}")

@@ -71,9 +71,10 @@ def call_target(name: str, target: str, kwargs: dict[str, Any], threads: int) ->
 def worker_main(connection: Connection, threads: int, parent: int) -> None:
     """Run jobs from the connection until it sends None or closes."""
     os.setpgid(0, 0)  # one group for this process and all it starts, so that the parent can end them together
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)  # a forked worker has the parent's handler
     end_with_parent(parent)
-    for stream in (sys.stdout, sys.stderr):
-        stream.reconfigure(line_buffering=True)  # type: ignore[union-attr]
+    # A forked worker may have found streams that do not end in descriptors 1 and 2.
+    sys.stdout, sys.stderr = (os.fdopen(number, "w", buffering=1, encoding="utf-8", closefd=False) for number in (1, 2))
     sending = threading.Lock()
     last_report = 0.0
 

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -9,6 +10,9 @@ import time
 from pathlib import Path
 
 import pytest
+
+from common.config import ConfigError, compose
+from experiments.exp_7_11_general_points.settings import Settings
 
 ROOT = Path(__file__).resolve().parents[2]
 RUN = [sys.executable, "-m", "experiments.exp_7_11_general_points.run", "scale=smoke"]
@@ -138,7 +142,12 @@ def test_the_gpu_scale_trains_adapters_on_a_local_model_folder(whole, tmp_path):
         ("scale=huge", "smoke"),
     ],
 )
-def test_bad_values_end_at_once_with_a_sentence(tmp_path, change, words):
-    done = run(tmp_path, change)
-    assert done.returncode == 2 and words in done.stderr and "Traceback" not in done.stderr, done.stderr
+def test_bad_values_are_refused_with_a_sentence(change, words):
+    with pytest.raises(ConfigError, match=re.escape(words)):
+        compose("7-11", Settings, ["scale=smoke", change])
+
+
+def test_a_bad_value_ends_the_command_at_once_and_leaves_nothing(tmp_path):
+    done = run(tmp_path, "algo.lrr=1")
+    assert done.returncode == 2 and "algo.lr" in done.stderr and "Traceback" not in done.stderr, done.stderr
     assert not list(tmp_path.iterdir())

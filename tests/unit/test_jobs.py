@@ -43,7 +43,8 @@ def wait_until(condition, seconds: float = 60) -> bool:
     return condition()
 
 
-def test_d03_jobs_that_fail_in_every_way_are_reported_and_the_others_end(tmp_path, capfd, monkeypatch):
+@pytest.mark.parametrize("fork", [False, True])
+def test_d03_jobs_that_fail_in_every_way_are_reported_and_the_others_end(tmp_path, capfd, monkeypatch, fork):
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     bad = {
         "raises": "raises",
@@ -59,7 +60,9 @@ def test_d03_jobs_that_fail_in_every_way_are_reported_and_the_others_end(tmp_pat
     jobs += [Job("cannot be sent", "toy_jobs:good", {"value": lambda: 1})]
     jobs += [Job("good 2", "toy_jobs:good", {"value": 2}), Job("no module", "toy_absent:good", {})]
     results = {}
-    failures = run_jobs(jobs, workers=2, threads=1, on_done=lambda job, r: results.update({job.name: r}), logs=tmp_path)
+    failures = run_jobs(
+        jobs, workers=2, threads=1, on_done=lambda job, r: results.update({job.name: r}), logs=tmp_path, fork=fork
+    )
     assert {name: result["value"] for name, result in results.items()} == {"good 1": 1, "good 2": 2}
     assert {result["threads"] for result in results.values()} == {"1"}
     assert "OMP_NUM_THREADS" not in os.environ
@@ -84,14 +87,16 @@ def test_d03_jobs_that_fail_in_every_way_are_reported_and_the_others_end(tmp_pat
 
 def test_workers_are_reused_and_a_jobs_random_numbers_depend_on_its_name_alone():
     results: list[dict[str, dict]] = []
-    for workers in (1, 2):
+    for workers, fork in ((1, False), (2, False), (2, True)):
         found: dict[str, dict] = {}
         jobs = [Job(f"job {index}", "toy_jobs:good", {"value": index}) for index in range(4)]
-        assert run_jobs(jobs, workers=workers, threads=1, on_done=lambda job, r, found=found: found.update({job.name: r})) == []
+        done = found.__setitem__
+        assert run_jobs(jobs, workers=workers, threads=1, on_done=lambda job, r, done=done: done(job.name, r), fork=fork) == []
         results.append(found)
     assert len({result["pid"] for result in results[0].values()}) == 1
     assert [result["random"] for result in results[0].values()] != [results[0]["job 0"]["random"]] * 4
-    assert {n: r["random"] for n, r in results[0].items()} == {n: r["random"] for n, r in results[1].items()}
+    draws = [{name: result["random"] for name, result in found.items()} for found in results]
+    assert draws[0] == draws[1] == draws[2]
 
 
 def test_global_generators_and_threads_are_fixed_before_a_job():
@@ -124,16 +129,17 @@ from common.jobs import Job, run_jobs
 signal.signal(signal.SIGINT, signal.default_int_handler)
 folder = sys.argv[1]
 jobs = [Job(name, "toy_jobs:sleeps", {"folder": folder, "name": name}) for name in ("one", "two")]
-run_jobs(jobs, workers=2, threads=1)
+run_jobs(jobs, workers=2, threads=1, fork=sys.argv[2] == "fork")
 """
 
 
+@pytest.mark.parametrize("start", ["spawn", "fork"])
 @pytest.mark.parametrize(
     ("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, -signal.SIGINT), (signal.SIGKILL, -signal.SIGKILL)]
 )
-def test_no_worker_and_none_of_its_children_outlives_the_parent(tmp_path, number, code):
+def test_no_worker_and_none_of_its_children_outlives_the_parent(tmp_path, number, code, start):
     environment = os.environ | {"PYTHONPATH": f"{HERE}{os.pathsep}{HERE.parents[1]}"}
-    command = [sys.executable, "-c", PARENT, str(tmp_path)]
+    command = [sys.executable, "-c", PARENT, str(tmp_path), start]
     parent = subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     try:
         assert wait_until(lambda: (tmp_path / "one").exists() and (tmp_path / "two").exists(), 120)
