@@ -105,7 +105,7 @@ def replay(job: verl.Job, task: dict[str, Any], texts: Sequence[str]) -> tuple[l
 def check_metrics(job: verl.Job, algo: AlgoConfig, distills: bool, verdict: Verdict) -> None:
     """All steps were done, losses and norms are finite, the sampler has the trainer's weights."""
     rows = metrics_of(job)
-    wanted = ["distillation/loss" if distills else "actor/pg_loss", "actor/grad_norm", "critic/score/mean"]
+    wanted = ["actor/distillation/loss" if distills else "actor/pg_loss", "actor/grad_norm", "critic/score/mean"]
     wanted += ["critic/vf_loss"] if algo.name == "ppo" else []
     wanted += ["actor/kl_loss"] if algo.kl_coef > 0 else []
     values = {key: [math.nan if row.get(key) is None else row[key] for row in rows] for key in wanted}
