@@ -102,7 +102,7 @@ test: $(READY) ## lint, then all tests, then the check of the reports
 	@$(MAKE) --no-print-directory report CHECK=1
 
 test-unit: $(READY) ## only the unit tests (under 90 seconds)
-	$(PY) -m pytest tests/unit
+	$(PY) -m pytest -n 2 --dist loadfile tests/unit
 
 lint: $(READY) ## style, types and the import contract
 	$(PY) -m ruff check .

@@ -64,7 +64,7 @@ def test_help_is_the_default_and_lists_every_target_once() -> None:
         (("smollm2",), "python -m common.smollm2"),
         (("doctor",), "python -m scripts.doctor"),
         (("bench",), "python -m scripts.bench"),
-        (("test-unit",), "python -m pytest tests/unit"),
+        (("test-unit",), "python -m pytest -n 2 --dist loadfile tests/unit"),
     ],
 )
 def test_targets_print_the_plain_line(words: tuple[str, ...], line: str) -> None:
