@@ -1,7 +1,5 @@
 """The bench: what it measures is the same on both sides, and its page says what its numbers say."""
 
-from pathlib import Path
-
 import pytest
 import torch
 
@@ -12,7 +10,6 @@ from common.rollout import sample
 from scripts import bench, device_check
 from scripts.bench_cases import SIZES, SMOLLM2, SPECIALS, Size, build_case, qwen, sampler_generate, sampler_ours
 
-ROOT = Path(__file__).resolve().parents[2]
 TINY = Size("tiny", qwen(32, 2, 2, 1), (2, 2, 4), 1, 1, (1, 2), (1,), new_tokens=4)
 
 
