@@ -18,7 +18,6 @@ from common.checkpoints import save_model
 from common.config import compose
 from common.models import DecoderConfig, build_decoder
 from experiments.exp_7_08_prompt_distillation import data, rules
-from experiments.exp_7_08_prompt_distillation.run import main
 from experiments.exp_7_08_prompt_distillation.settings import Settings
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -27,13 +26,15 @@ FEW = "arms=[distilled,on_policy]"
 ALL = f"arms=[{','.join(compose('7-8', Settings, ['scale=smoke']).branches)}]"  # of both studies
 
 
-def typed(folder, *changes, scale="smoke"):
-    return [f"scale={scale}", f"runs_dir={folder / 'runs'}", f"results_dir={folder / 'results'}", "workers=1", *changes]
+def command(folder, *changes, scale="smoke"):
+    return [*RUN, f"scale={scale}", f"runs_dir={folder / 'runs'}", f"results_dir={folder / 'results'}", "workers=1", *changes]
 
 
 def run(folder, *changes, scale="smoke"):
-    """The run as its command makes it, but in this process and one worker: starting Python takes longer than a smoke cell."""
-    assert main(compose("7-8", Settings, typed(folder, *changes, scale=scale))) == 0
+    done = subprocess.run(
+        command(folder, *changes, scale=scale), cwd=ROOT, capture_output=True, text=True, timeout=600, check=False
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
 
 
 def records(folder):
@@ -82,7 +83,7 @@ def test_costs_count_labelling_where_the_teacher_labelled(whole):
 def test_killed_in_the_middle_it_ends_with_the_records_of_an_undisturbed_run(whole, tmp_path):
     """The command is killed as soon as the on-policy arm has a checkpoint, and started again."""
     process = subprocess.Popen(
-        [*RUN, *typed(tmp_path, FEW)], cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True
+        command(tmp_path, FEW), cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True
     )
     deadline = time.monotonic() + 400
     while not list((tmp_path / "runs").glob("7-8/smoke/main/*/on_policy/seed100/state.pt")):
