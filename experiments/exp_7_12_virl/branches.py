@@ -23,7 +23,8 @@ from experiments.exp_7_12_virl.evaluate import Evaluator
 from experiments.exp_7_12_virl.settings import Branch, Settings
 
 HERE = "experiments.exp_7_12_virl."
-SFT_CODE = [*(HERE + name for name in ("cities", "osm", "published", "routes", "prompts", "grading", "env", "views", "data")), *SFT_MODULES]
+OWN = ("cities", "osm", "published", "routes", "prompts", "grading", "env", "views", "data")
+SFT_CODE = [*(HERE + name for name in OWN), *SFT_MODULES]
 
 
 def origin(settings: Settings, seed: int) -> int:

@@ -25,7 +25,8 @@ HALVES = ("helsinki-south", "helsinki-north")
 # A generated place has a trade and a proper name; both are words that a sign can show.
 TRADES = (
     "Bakery", "Bank", "Bookshop", "Brewery", "Cafe", "Cinema", "Clinic", "Florist", "Gallery", "Garage", "Grocery", "Hotel",
-    "Laundry", "Library", "Market", "Museum", "Pharmacy", "Pizzeria", "School", "Studio", "Tailor", "Tavern", "Theatre", "Trattoria",
+    "Laundry", "Library", "Market", "Museum", "Pharmacy", "Pizzeria", "School", "Studio", "Tailor", "Tavern", "Theatre",
+    "Winery",
 )  # fmt: skip
 PROPER = (
     "Alder", "Anchor", "Aurora", "Bramble", "Canary", "Cedar", "Comet", "Coral", "Delta", "Ember", "Falcon", "Fern",

@@ -114,7 +114,7 @@ def walk_row(encode: PhraseEncoder, route: Route, rule: Rule, stream: random.Ran
 def wrong_answer(here: Course, k: int, stream: random.Random) -> str:
     """An answer that sees rightly and does another action of the space, half of the time from the next or last instruction."""
     action = stream.choice(sorted(here.legal - {here.actions[k]}))
-    others = [one for one in (here.instructions[max(0, k - 1)], here.instructions[min(k + 1, here.stops - 1)])]
+    others = (here.instructions[max(0, k - 1)], here.instructions[min(k + 1, here.stops - 1)])
     told = stream.choice(others) if stream.random() < 0.5 else here.instructions[k]
     return prompts.answer(prompts.sight_text(here.sights[k]), told, action)
 

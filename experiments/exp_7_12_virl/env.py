@@ -95,9 +95,8 @@ class VirlNavigation(gymnasium.Env):
         """
         if type(tries) is not int or not 1 <= tries <= MOST_TRIES:
             raise ValueError(f"tries must be an integer 1..{MOST_TRIES}; got {tries}")
-        for key, value, allowed in (
-            ("rule", rule, prompts.SPACES), ("reward", reward, ("process", "outcome")), ("on_failure", on_failure, ("end", "lead_on")),
-        ):  # fmt: skip
+        words = {"rule": tuple(prompts.SPACES), "reward": ("process", "outcome"), "on_failure": ("end", "lead_on")}
+        for (key, allowed), value in zip(words.items(), (rule, reward, on_failure), strict=True):
             if value not in allowed:
                 raise ValueError(f"{key} must be one of {', '.join(allowed)}; got {value}")
         if unknown := set(switches) - set(grading.DEFECTS):
@@ -189,7 +188,8 @@ class VirlNavigation(gymnasium.Env):
         points = grading.WRONG if self.reward == "process" else 0.0
         info = {
             "success": False, "reason": "no try left", "class": "step_limit", "parts": {"step_limit": points},
-            "stop": self._stop, "trial": self.tries + 1, "due": self.route.stops[self._stop].action, "solved": False, "recognised": False, "sighted": False, "located": False,
+            "stop": self._stop, "trial": self.tries + 1, "due": self.route.stops[self._stop].action,
+            "solved": False, "recognised": False, "sighted": False, "located": False,
         }  # fmt: skip
         observation = self._observe("", ended=True)
         self.course = None

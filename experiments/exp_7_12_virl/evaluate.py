@@ -23,7 +23,12 @@ from experiments.exp_7_12_virl.settings import MAX_TURNS, Branch, Settings
 FAILURES = ("no_answer", "illegal_action", "wrong_action")
 PAIRED = ("success", "step_accuracy", "step_first")
 ROLLOUTS = 12  # kept of each split
-SPLITS = {"id": ("train", "absolute"), "rule": ("train", "relative"), "city": ("other", "absolute"), "both": ("other", "relative")}
+SPLITS = {
+    "id": ("train", "absolute"),
+    "rule": ("train", "relative"),
+    "city": ("other", "absolute"),
+    "both": ("other", "relative"),
+}
 TRAINING_ACTIONS = prompts.legal_actions(Rule("absolute"))
 
 

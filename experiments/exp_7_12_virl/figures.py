@@ -67,7 +67,8 @@ def sections(records: list[Record]) -> dict[str, str]:
             cells.append(number(found.mean, CLAIMS.metric(metric).unit) if found else NOT_AVAILABLE)
         lines.append(f"| {LABELS.get(arm, arm)} | {' | '.join(cells)} |")
     text = (
-        "Means over seeds and routes of first answers under the relative rule, as shares of the stops (of the turns in the second "
-        "and third column). A policy that memorised the training rule writes compass words where left and right are asked for.\n\n"
+        "Means over seeds and routes of first answers under the relative rule, as shares of the stops (of the turns in "
+        "the second and third column). A policy that memorised the training rule writes compass words where left and right "
+        "are asked for.\n\n"
     )
     return {"Which mechanism the failures under the relative rule point to": text + "\n".join(lines)}

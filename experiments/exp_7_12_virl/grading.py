@@ -21,7 +21,7 @@ DEFECTS = {
     "penalty_replaces": "-1.5 stands in the place of -1 instead of being added to it",
     "due_only": "the rail shows places and crossings only where an action is due",
     "ungraded_last_call": "after the last graded answer there is one more call, ungraded and penalised, and the episode is cut",
-    "wrong_action_executed": "a wrong action is carried out, leaves the route and ends the episode, instead of being asked again",
+    "wrong_action_executed": "a wrong action is carried out, leaves the route and ends it, instead of being asked again",
 }
 FIELDS = {key: answers.Field(str) for key in ("current observation", "current instruction", "action")}
 

@@ -16,6 +16,7 @@ import unicodedata
 import zipfile
 from collections import Counter
 from functools import cache
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -42,7 +43,8 @@ def need_osmium() -> None:
     """ConfigError that says what to install where the parser is missing."""
     if importlib.util.find_spec("osmium") is None:
         raise ConfigError(
-            "cities: a real map needs the package osmium; `make helsinki` installs it (extra maps). Generated cities need nothing."
+            "cities: a real map needs the package osmium; `make helsinki` installs it (extra maps). "
+            "Generated cities need nothing."
         )
 
 
@@ -122,7 +124,7 @@ def build(name: str, places: list, ways: list[list[int]], where: dict[int, tuple
     edges = set()
     for way in ways:
         known = [number[node] for node in way if node in number]
-        edges |= {(min(a, b), max(a, b)) for a, b in zip(known, known[1:], strict=False) if a != b}
+        edges |= {(min(a, b), max(a, b)) for a, b in pairwise(known) if a != b}
     points = np.array([points[group == n].mean(axis=0) for n in range(int(group.max()) + 1)])
     kept, streets = renumbered(range(len(points)), without_bends(points, edges))
     points = points[kept]

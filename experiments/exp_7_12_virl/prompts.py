@@ -37,9 +37,7 @@ GO = "Move forward until you reach next intersection"
 REACH = "Move forward until you reach destination"
 WHERE = " where "
 PERIOD = "."
-FORMAT = (
-    "\n\n[Observation format]\nEach observation shows four views in a 2x2 grid: [front, right / back, left]."
-)
+FORMAT = "\n\n[Observation format]\nEach observation shows four views in a 2x2 grid: [front, right / back, left]."
 SPACE = '\n\n[Action space]\n"'
 IS_FORWARD = '()": moves you one step ahead.\n"'
 IS_TURN = '(x)": turns you towards x, where x is one of ['

@@ -77,7 +77,9 @@ def town(name: str) -> City:
     points = [flat(geocode) for geocode in where]
     seen = [None, *part(one, "route_results", "landmark_list"), one.get("dest_place")]
     if len(seen) != len(points):
-        raise ConfigError(f"city={name}: {len(seen) - 2} landmarks for {len(points) - 2} crossings; one (or null) belongs to each.")
+        raise ConfigError(
+            f"city={name}: {len(seen) - 2} landmarks for {len(points) - 2} crossings; one (or null) belongs to each."
+        )
     places = [Place(plain_name(p["name"]) or "Place", *flat(p["geocode"])) if p else None for p in seen]
     edges = [(n, n + 1) for n in range(len(points) - 1)]
     for n in range(1, len(points) - 1):

@@ -15,6 +15,7 @@ from __future__ import annotations
 import random
 from dataclasses import dataclass
 from functools import cache
+from itertools import pairwise
 from typing import NamedTuple
 
 from common.seeding import python_random, stream_seed
@@ -157,7 +158,7 @@ def draw(name: str, wanted: str, stream: random.Random, config: RailConfig) -> R
 def lay(name: str, nodes: tuple[int, ...], heading: float, stream: random.Random, config: RailConfig) -> Route | None:
     """The rail over these nodes; None where an instruction could not be followed or the route is too long."""
     town = city(name)
-    bearings = [town.bearing(a, b) for a, b in zip(nodes, nodes[1:], strict=False)]
+    bearings = [town.bearing(a, b) for a, b in pairwise(nodes)]
     instructions, stops, seen = [], list[Stop](), list[Sight]()
 
     def see(node: int, facing: float, due: bool) -> Sight:
@@ -174,7 +175,7 @@ def lay(name: str, nodes: tuple[int, ...], heading: float, stream: random.Random
         stop(town.points[node], before, see(node, before, True), "turn")
 
     turn(nodes[0], heading, bearings[0])
-    for step, (a, b) in enumerate(zip(nodes, nodes[1:], strict=False)):
+    for step, (a, b) in enumerate(pairwise(nodes)):
         facing, last = bearings[step], step + 2 == len(nodes)
         change = 0.0 if last else wrapped(bearings[step + 1] - facing)
         due = last or abs(change) >= config.straight

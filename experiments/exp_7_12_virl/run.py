@@ -49,7 +49,9 @@ def run_cell(settings: Settings, arm: str, seed: int) -> dict:
     complete_cell(folder, key, partial(train_and_evaluate, settings, arm, seed, start, folder))
     final = [row for row in read_jsonl(folder / "records.jsonl") if row["final"] and row["metric"] == "step_accuracy"]
     rates = {row["split"]: row["value"] for row in final}
-    headline = f"right at {rates['id']:.1%} of stops, {rates['rule']:.1%} under the other rule, {rates['city']:.1%} in other cities"
+    headline = (
+        f"right at {rates['id']:.1%} of stops, {rates['rule']:.1%} under the other rule, {rates['city']:.1%} in other cities"
+    )
     return {"stages": [str(path) for path in stages], "headline": headline}
 
 

@@ -87,7 +87,10 @@ class Settings(Common):
             within(f"corpus.{key}", getattr(self.corpus, key), 0, 1)
         for key in ("routes", "curve_routes", "points"):
             within(f"evaluation.{key}", getattr(self.evaluation, key), 1)
-        for where, named in (("switches", self.switches), *((f"branches.{n}.switches", b.switches) for n, b in self.branches.items())):
+        for where, named in (
+            ("switches", self.switches),
+            *((f"branches.{n}.switches", b.switches) for n, b in self.branches.items()),
+        ):
             for switch in named:
                 one_of(where, switch, DEFECTS)
         if self.model.hidden % self.model.heads or self.model.hidden // self.model.heads % 2:
@@ -112,7 +115,9 @@ class Settings(Common):
                 raise ConfigError(f"cities.{key}=[]: needs at least one city.")
         everything = [*CORPUS_CITIES, *(name for names in groups.values() for name in names)]
         if twice := sorted({name for name in everything if everything.count(name) > 1}):
-            raise ConfigError(f"cities: {', '.join(twice)} would serve two purposes; every city may serve one (corpus included).")
+            raise ConfigError(
+                f"cities: {', '.join(twice)} would serve two purposes; every city may serve one (corpus included)."
+            )
         known_cities(list(groups.values()))
 
     @property

@@ -123,7 +123,7 @@ def sign_spot(town: City, node: int) -> tuple[float, float]:
 @numba.njit(cache=True)
 def _wall(cells, origin, x, y, dx, dy, far):
     """(distance, number of the building, position along the wall, wall faces east or west) of the first wall on a ray."""
-    column, row = int(math.floor((x - origin[0]) / CELL)), int(math.floor((y - origin[1]) / CELL))
+    column, row = math.floor((x - origin[0]) / CELL), math.floor((y - origin[1]) / CELL)
     step_x, step_y = (1 if dx > 0 else -1), (1 if dy > 0 else -1)
     per_x = CELL / max(abs(dx), 1e-9)
     per_y = CELL / max(abs(dy), 1e-9)
@@ -162,7 +162,7 @@ def _draw(cells, origin, signs, shown_at, glyphs, colours, numbers, x, y, facing
         depth[i] = distance
         height = low + (high - low) * ((number * 37) % 101) / 101.0
         if roof == 1:
-            height += 1.5 * (int(math.floor(along / 4.0)) % 2)
+            height += 1.5 * (math.floor(along / 4.0) % 2)
         elif roof == 2:
             height += 4.0 * (1 - abs(2 * (along / 12.0 - math.floor(along / 12.0)) - 1))
         light = ambient + (1 - ambient) * abs(math.sin(sun) if side else math.cos(sun))
