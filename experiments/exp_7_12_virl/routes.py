@@ -35,6 +35,7 @@ LEGS = (2, 3)
 MOST_PASSED = 3  # crossings of a leg that are passed straight on
 MOST_STOPS = 40
 CLOSEST = 8.0  # metres between stops
+MOST_REPEATS = 500  # known routes drawn in a row before cities count as exhausted
 
 
 class Sight(NamedTuple):
@@ -241,14 +242,14 @@ def items(names: tuple[str, ...], wanted: str, seed: int, count: int, config: Ra
 
     ValueError where the cities hold fewer.
     """
-    stock, tries = _stock(names, wanted, seed, config), 0
+    stock, repeats = _stock(names, wanted, seed, config), 0
     while len(stock.found) < count:
         route = draw(names[len(stock.found) % len(names)], wanted, stock.stream, config)
-        tries += 1
         if (route.city, route.nodes) not in stock.known:
             stock.known.add((route.city, route.nodes))
             stock.found.append(route)
-        elif tries > 100 * count:
+            repeats = 0
+        elif (repeats := repeats + 1) > MOST_REPEATS:
             held = len(stock.found)
             raise ValueError(f"{', '.join(names)}: only {held} different {wanted} routes were found, {count} are wanted")
     return stock.found[:count]

@@ -1,4 +1,4 @@
-"""7-12 end to end at smoke scale: the public command, a SIGKILL in the middle of training, the same bytes, a model that loads."""
+"""7-12 end to end at smoke scale: the public command, a SIGKILL in the middle of an arm, the same records, the saved model."""
 
 import json
 import signal

@@ -60,8 +60,14 @@ def test_env_checker_passes():
 
 def test_the_prompt_states_route_and_rule():
     text, info = VirlNavigation().reset(options={"route": ROUTE, "rule": "relative"})
-    assert "1. First, turn left to face north.\n2. Move forward until you reach next intersection where Cafe Opal is on your right." in text
-    assert "3. Turn right to face southeast.\n4. Move forward until you reach destination where Bank Fern is on your left front." in text
+    assert (
+        "1. First, turn left to face north.\n"
+        "2. Move forward until you reach next intersection where Cafe Opal is on your right." in text
+    )
+    assert (
+        "3. Turn right to face southeast.\n4. Move forward until you reach destination where Bank Fern is on your left front."
+        in text
+    )
     assert "where x is one of [left, right, slightly left, slightly right]" in text
     assert text.endswith("\nO_1: No landmarks nearby\nA_1: ")
     assert (info["stops"], info["rule"], info["success"]) == (5, "relative", False)
@@ -73,7 +79,11 @@ def test_the_prompt_states_route_and_rule():
         ("absolute", prompts.VERBS, ABSOLUTE),
         ("relative", prompts.VERBS, RELATIVE),
         ("degrees", prompts.VERBS, ["turn_direction(0)", "forward()", "turn_direction(135)", "forward()", "stop()"]),
-        ("clock", prompts.VERBS, ["turn_direction(9 o'clock)", "forward()", "turn_direction(3 o'clock)", "forward()", "stop()"]),
+        (
+            "clock",
+            prompts.VERBS,
+            ["turn_direction(9 o'clock)", "forward()", "turn_direction(3 o'clock)", "forward()", "stop()"],
+        ),
         ("relative", ("walk", "face", "halt"), ["face(left)", "walk()", "face(right)", "walk()", "halt()"]),
     ],
 )
@@ -264,8 +274,7 @@ def test_audit_finds_planted_holes_and_none_in_the_grader(monkeypatch, capsys):
     assert audit.report(tried, [], 0.1) == 0 and audit.report(tried, ["x"], 0.1) == 1
     monkeypatch.setattr(grading, "LANDMARK", 0.0)
     assert audit.audit(1)[1]
-    monkeypatch.setattr(audit, "unambiguous", lambda route: False)
-    capsys.readouterr()
+    assert "HOLE x" in capsys.readouterr().out
 
 
 def test_every_switch_does_something():

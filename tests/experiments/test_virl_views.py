@@ -52,7 +52,9 @@ def test_a_sign_reads_the_same_in_every_city_and_no_two_names_read_alike():
     assert len(set(glyphs.values())) == len(set(names))
     one = views.glyphs_of("Cafe Opal")
     assert one.shape == (7, 15) and (one[:, :7] == one[:, :7][:, ::-1]).all() and (one[:, 7] == 0).all()
-    assert (views.glyphs_of("Cafe Fern")[:, :7] == one[:, :7]).all() and (views.glyphs_of("Cafe Fern")[:, 8:] != one[:, 8:]).any()
+    assert (views.glyphs_of("Cafe Fern")[:, :7] == one[:, :7]).all() and (
+        views.glyphs_of("Cafe Fern")[:, 8:] != one[:, 8:]
+    ).any()
 
 
 def test_cities_look_different_and_each_always_the_same():
