@@ -13,6 +13,7 @@ from common.grpo import train_grpo
 from common.models import build_decoder, parameter_count
 from common.ppo import train_ppo
 from common.runlog import RunLog
+from common.seeding import base_seed
 from common.sft import SftBatch, SftConfig, train_sft
 from common.supervised import SFT_MODULES, supervised
 from common.tokenizers import PhraseEncoder
@@ -25,12 +26,6 @@ from experiments.exp_7_12_virl.settings import Branch, Settings
 HERE = "experiments.exp_7_12_virl."
 OWN = ("cities", "osm", "published", "routes", "prompts", "grading", "env", "views", "data")
 SFT_CODE = [*(HERE + name for name in OWN), *SFT_MODULES]
-
-
-def origin(settings: Settings, seed: int) -> int:
-    """Base seed of a seed; report seeds and tuning seeds share none."""
-    hundred = seed // 100 * 100
-    return hundred + (seed - hundred) % settings.bases
 
 
 def train_routes(settings: Settings, seed: int) -> list[routes.Route]:
@@ -76,7 +71,9 @@ def stage_of(
 
 def start_of(settings: Settings, arm: str, seed: int) -> tuple[Path, list[Path]]:
     """The folder an arm starts from, and all stages that led to it."""
-    base = base_stage(settings, origin(settings, seed))
+    base = base_stage(settings, base_seed(seed, settings.bases))
+    if settings.branches[arm].start == "base":
+        return base, [base]
     start = sft_stage(settings, base, seed, "start", settings.start_steps)
     if settings.branches[arm].start == "start":
         return start, [base, start]

@@ -24,6 +24,7 @@ from experiments.exp_7_12_virl.env import Course, course
 from experiments.exp_7_12_virl.prompts import OTHER_VERBS, SPACES, VERBS, Rule
 from experiments.exp_7_12_virl.routes import RailConfig, Route
 
+TRAINING = Rule("absolute")
 STANDARD = tuple(space for space in SPACES if not Rule(space).withheld)
 CORPUS_CITIES = tuple(f"{kind}-{number}" for number in range(900, 908) for kind in KINDS)
 
@@ -119,9 +120,9 @@ def wrong_answer(here: Course, k: int, stream: random.Random) -> str:
     return prompts.answer(prompts.sight_text(here.sights[k]), told, action)
 
 
-def task(index: int, cities: Sequence[str], role: str, seed: int, rule: str = "absolute") -> dict:
+def task(index: int, cities: Sequence[str], role: str, seed: int, rule: Rule = TRAINING) -> dict:
     """Options for the environment's reset."""
-    return {"cities": list(cities), "role": role, "seed": seed, "index": index, "rule": rule}
+    return {"cities": list(cities), "role": role, "seed": seed, "index": index, "rule": rule.space, "verbs": list(rule.verbs)}
 
 
 def training_tasks(cities: Sequence[str], total: int, seed: int, step: int, count: int) -> list[dict]:
@@ -133,8 +134,8 @@ def training_tasks(cities: Sequence[str], total: int, seed: int, step: int, coun
 class Demonstrations:
     """The right walks over the training routes under the training rule."""
 
-    def __init__(self, encode: PhraseEncoder, train: Sequence[Route], rule: Rule | None = None) -> None:
-        self.rows = [walk_row(encode, route, rule or Rule()) for route in train]
+    def __init__(self, encode: PhraseEncoder, train: Sequence[Route], rule: Rule = TRAINING) -> None:
+        self.rows = [walk_row(encode, route, rule) for route in train]
         self.pad = encode.pad
 
     def batches(self, seed: int, name: str, count: int):

@@ -24,22 +24,31 @@ FAILURES = ("no_answer", "illegal_action", "wrong_action")
 PAIRED = ("success", "step_accuracy", "step_first")
 ROLLOUTS = 12  # kept of each split
 SPLITS = {
-    "id": ("train", "absolute"),
-    "rule": ("train", "relative"),
-    "city": ("other", "absolute"),
-    "both": ("other", "relative"),
+    "id": ("train", data.TRAINING),
+    "rule": ("train", Rule("relative")),
+    "city": ("other", data.TRAINING),
+    "both": ("other", Rule("relative")),
 }
-TRAINING_ACTIONS = prompts.legal_actions(Rule("absolute"))
+KNOWN = {  # rules of the pre-training that no arm trains on: what an arm still obeys of them
+    "degrees": Rule("degrees"),
+    "clock": Rule("clock"),
+    "renamed": Rule("relative", ("walk", "face", "halt")),
+}
+TRAINING_ACTIONS = prompts.legal_actions(data.TRAINING)
 
 
 def evaluation_tasks(settings: Settings, seed: int) -> dict[str, list[dict]]:
     """Split -> tasks, the same for all seeds of a kind: seeds below 100 tune and see validation routes, the others test."""
     wanted = "validation" if seed < 100 else "test"
     cities = {"train": settings.cities.train, "other": getattr(settings.cities, wanted)}
-    count = settings.evaluation.routes
-    return {
-        split: [data.task(index, cities[where], wanted, 0, rule) for index in range(count)]
+    sizes = settings.evaluation
+    splits = {
+        split: [data.task(index, cities[where], wanted, 0, rule) for index in range(sizes.routes)]
         for split, (where, rule) in SPLITS.items()
+    }
+    return splits | {
+        split: [data.task(index, cities["train"], wanted, 0, rule) for index in range(sizes.known_routes)]
+        for split, rule in KNOWN.items()
     }
 
 
@@ -68,7 +77,7 @@ class Evaluator:
 
     def curve(self, model: Any, percent: int) -> None:
         """A point of the learning curve; steps are percent of the arm's compute."""
-        for split in self.splits:
+        for split in SPLITS:
             metrics = route_metrics(self.play(model, split, self.settings.evaluation.curve_routes))
             for metric in (*PAIRED, "recognition", "training_rule"):
                 values = metrics[metric]
@@ -98,7 +107,7 @@ def route_metrics(episodes: Sequence[Episode]) -> dict[str, list[float]]:
     for episode in episodes:
         first = [(info, text) for info, text in zip(episode.infos, episode.texts, strict=True) if info["trial"] == 1]
         stops, solved = len(first), sum(info["solved"] for info in episode.infos)
-        stated = prompts.legal_actions(Rule(episode.task["rule"]))
+        stated = prompts.legal_actions(Rule(episode.task["rule"], tuple(episode.task["verbs"])))
         kept = [grading.parse(text).action for _, text in first]
         turns = [action for action, (info, _) in zip(kept, first, strict=True) if info["due"] == "turn"]
         old = sum(action in TRAINING_ACTIONS and action not in stated for action in turns)

@@ -1,4 +1,4 @@
-"""The figures and the table of mechanisms of 7-12, from records alone."""
+"""The figures and tables of 7-12, from records alone."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from pathlib import Path
 from common.claims import load_claims
 from common.records import Point, Record, ordered, sample_at
 from common.report.figures import bars, curve
+from common.report.tables import Table
 from common.report.text import NOT_AVAILABLE, number
 from common.statistics import estimate
 
@@ -57,18 +58,32 @@ OUTCOMES = {
 }
 
 
+RULES = {
+    "id": "compass (trained)",
+    "degrees": "degrees",
+    "clock": "clock",
+    "renamed": "relative, other verbs",
+    "rule": "relative (withheld)",
+}
+
+
+def cell(records: list[Record], arm: str, metric: str, split: str) -> str:
+    """A mean over seeds, or that there is none."""
+    found = estimate(sample_at(records, Point(arm, metric, split)))
+    return number(found.mean, CLAIMS.metric(metric).unit) if found else NOT_AVAILABLE
+
+
 def sections(records: list[Record]) -> dict[str, str]:
-    """Heading -> Markdown: which mechanism the failures under the relative rule point to, arm by arm."""
-    lines = [f"| arm | {' | '.join(OUTCOMES.values())} |", "| --- |" + " --- |" * len(OUTCOMES)]
-    for arm in ordered(records, "arm"):
-        cells = []
-        for metric in OUTCOMES:
-            found = estimate(sample_at(records, Point(arm, metric, "rule")))
-            cells.append(number(found.mean, CLAIMS.metric(metric).unit) if found else NOT_AVAILABLE)
-        lines.append(f"| {LABELS.get(arm, arm)} | {' | '.join(cells)} |")
-    text = (
-        "Means over seeds and routes of first answers under the relative rule, as shares of the stops (of the turns in "
-        "the second and third column). A policy that memorised the training rule writes compass words where left and right "
-        "are asked for.\n\n"
-    )
-    return {"Which mechanism the failures under the relative rule point to": text + "\n".join(lines)}
+    """Heading -> Markdown: which rules every arm obeys, and which mechanism its failures under the unseen one point to."""
+    arms = ordered(records, "arm")
+    obeyed = [(LABELS.get(arm, arm), *(cell(records, arm, "step_first", split) for split in RULES)) for arm in arms]
+    failed = [(LABELS.get(arm, arm), *(cell(records, arm, metric, "rule") for metric in OUTCOMES)) for arm in arms]
+    return {
+        "Which rules each arm obeys": "Share of stops whose first answer is right, means over seeds, on new routes in the "
+        "training cities. The base was pre-trained on all of these but the last, arms were trained on the first alone.\n\n"
+        + Table(("arm", *RULES.values()), obeyed).markdown,
+        "Which mechanism the failures under the relative rule point to": "Means over seeds and routes of first answers under "
+        "the relative rule, as shares of the stops (of the turns in the second and third column). A policy that memorised the "
+        "training rule writes compass words where left and right are asked for.\n\n"
+        + Table(("arm", *OUTCOMES.values()), failed).markdown,
+    }

@@ -26,7 +26,7 @@ class Cities:
 class Branch:
     """What an arm does after the common start. ``budget``: multiple of ``branch_flops``.
 
-    ``method``: none, sft or rl. ``start``: start or overfit. ``reward``: process or outcome. ``tries``: graded answers
+    ``method``: none, sft or rl. ``start``: base, start or overfit. ``reward``: process or outcome. ``tries``: graded answers
     per stop, in training and in the test. ``switches``: defects of the published program, in training alone.
     """
 
@@ -44,9 +44,10 @@ class Branch:
 
 @dataclass(frozen=True)
 class EvaluationConfig:
-    """``routes`` of a split at the end, ``curve_routes`` at each of ``points`` on the way."""
+    """``routes`` of a split at the end (``known_routes`` under each known rule), ``curve_routes`` at each of ``points``."""
 
     routes: int = 100
+    known_routes: int = 40
     curve_routes: int = 40
     points: int = 4
     temperature: float = 1.0
@@ -85,7 +86,7 @@ class Settings(Common):
         within("rail.drop", self.rail.drop, 0, 1)
         for key in ("renamed", "wrong", "renamed_places"):
             within(f"corpus.{key}", getattr(self.corpus, key), 0, 1)
-        for key in ("routes", "curve_routes", "points"):
+        for key in ("routes", "known_routes", "curve_routes", "points"):
             within(f"evaluation.{key}", getattr(self.evaluation, key), 1)
         for where, named in (
             ("switches", self.switches),
@@ -99,7 +100,7 @@ class Settings(Common):
         for name, branch in self.branches.items():
             one_of(f"branches.{name}.method", branch.method, ("none", "sft", "rl"))
             one_of(f"branches.{name}.study", branch.study, ("main", "ablation", "both"))
-            one_of(f"branches.{name}.start", branch.start, ("start", "overfit"))
+            one_of(f"branches.{name}.start", branch.start, ("base", "start", "overfit"))
             one_of(f"branches.{name}.reward", branch.reward, ("process", "outcome"))
             within(f"branches.{name}.tries", branch.tries, 1, MOST_TRIES)
             within(f"branches.{name}.budget", branch.budget, 0, above=True)

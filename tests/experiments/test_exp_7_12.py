@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 
 from common.config import compose
-from experiments.exp_7_12_virl import branches, evaluate, run
+from common.seeding import base_seed
+from experiments.exp_7_12_virl import evaluate, run
 from experiments.exp_7_12_virl.settings import Settings
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -98,4 +99,4 @@ def test_report_seeds_see_test_routes_and_tuning_seeds_validation_routes():
     assert {task["role"] for tasks in report.values() for task in tasks} == {"test"}
     assert tuple(report["city"][0]["cities"]) == settings.cities.test != tuple(tuning["city"][0]["cities"])
     assert report["rule"][0]["rule"] == "relative" and report["id"][0]["rule"] == "absolute"
-    assert [branches.origin(settings, seed) for seed in (0, 1, 2, 100, 101, 102)] == [0, 1, 0, 100, 101, 100]
+    assert [base_seed(seed, settings.bases) for seed in (0, 1, 2, 100, 101, 102)] == [0, 1, 0, 100, 101, 100]
