@@ -9,14 +9,16 @@ from pathlib import Path
 
 import pytest
 
+from common import tuning
 from common.config import compose
+from common.episodes import Episode
 from common.seeding import base_seed
-from experiments.exp_7_12_virl import evaluate, run
+from experiments.exp_7_12_virl import evaluate, figures, run, tune
 from experiments.exp_7_12_virl.settings import Settings
 
 ROOT = Path(__file__).resolve().parents[2]
 ARMS = ["start", "sft", "grpo"]
-SPLITS = ("id", "rule", "city", "both")
+SPLITS = ("id", "rule", "city", "both", "degrees", "clock", "renamed")
 
 
 def keys(folder):
@@ -100,3 +102,50 @@ def test_report_seeds_see_test_routes_and_tuning_seeds_validation_routes():
     assert tuple(report["city"][0]["cities"]) == settings.cities.test != tuple(tuning["city"][0]["cities"])
     assert report["rule"][0]["rule"] == "relative" and report["id"][0]["rule"] == "absolute"
     assert [base_seed(seed, settings.bases) for seed in (0, 1, 2, 100, 101, 102)] == [0, 1, 0, 100, 101, 100]
+    known = {split: (tasks[0]["rule"], tasks[0]["verbs"][1]) for split, tasks in report.items() if split in evaluate.KNOWN}
+    assert known == {
+        "degrees": ("degrees", "turn_direction"), "clock": ("clock", "turn_direction"), "renamed": ("relative", "face"),
+    }  # fmt: skip
+
+
+def answered(*steps):
+    """An episode under the relative rule; a step is (action, due, trial, solved, recognised)."""
+    task = {"rule": "relative", "verbs": ["forward", "turn_direction", "stop"]}
+    infos = [
+        {"due": due, "trial": trial, "solved": solved, "recognised": known, "located": True, "class": ""}
+        for _, due, trial, solved, known in steps
+    ]
+    texts = [f'{{"current observation": "", "current instruction": "", "action": "{action}"}}' for action, *_ in steps]
+    return Episode([5] * 4, [0, 1, 1, 0], [0.0] * 4, [0] * 4, 1, task, 0, infos=infos, texts=texts)
+
+
+def test_metrics_speak_of_first_answers_and_tell_the_old_rule_from_other_mistakes():
+    episode = answered(
+        ("turn_direction(north)", "turn", 1, False, True),  # the training rule
+        ("turn_direction(left)", "turn", 2, True, True),
+        ("forward()", "forward", 1, True, False),
+        ("turn_direction(right)", "turn", 1, False, True),  # a mistake within the stated rule
+        ("turn_direction(east)", "turn", 2, False, True),
+        ("stop()", "stop", 1, True, True),
+    )
+    found = {metric: values[0] for metric, values in evaluate.route_metrics([episode]).items()}
+    assert (found["stops"], found["step_accuracy"], found["step_first"]) == (4, 3 / 4, 2 / 4)
+    assert (found["turn_first"], found["training_rule"], found["recognition"]) == (0, 1 / 2, 3 / 4)
+    assert found["length"] == 2
+
+
+def test_every_arm_has_a_label_and_a_row():
+    settings = compose("7-12", Settings, [])
+    assert set(settings.branches) <= set(figures.LABELS)
+    assert set(settings.branches) <= {row.variant for row in figures.CLAIMS.table}
+
+
+def test_the_readmes_table_of_tries_is_the_record_of_tries_and_all_arms_had_the_same_number():
+    tries = [json.loads(line) for line in tune.TUNING.file.read_text().splitlines()] if tune.TUNING.file.exists() else []
+    block = (tune.TUNING.folder / "README.md").read_text().split(tuning.BLOCK[0])[1].split(tuning.BLOCK[1])[0].strip()
+    assert block == (tuning.table(tries, tune.HEADINGS) if tries else "")
+    counts = {arm: sum(row["arm"] == arm for row in tries) for arm in {row["arm"] for row in tries} & set(tune.RATES)}
+    assert set(counts.values()) <= {3} and all(row["seed"] < 100 for row in tries)
+    settings = compose("7-12", Settings, [])
+    for arm in counts:
+        assert settings.branches[arm].lr == tuning.best([row for row in tries if row["arm"] == arm])["lr"], arm
