@@ -34,6 +34,7 @@ KNOWN = {  # rules of the pre-training that no arm trains on: what an arm still 
     "clock": Rule("clock"),
     "renamed": Rule("relative", ("walk", "face", "halt")),
 }
+CURVES = ("id", "rule")  # splits that are measured along the way
 TRAINING_ACTIONS = prompts.legal_actions(data.TRAINING)
 
 
@@ -77,7 +78,7 @@ class Evaluator:
 
     def curve(self, model: Any, percent: int) -> None:
         """A point of the learning curve; steps are percent of the arm's compute."""
-        for split in SPLITS:
+        for split in CURVES:
             metrics = route_metrics(self.play(model, split, self.settings.evaluation.curve_routes))
             for metric in (*PAIRED, "recognition", "training_rule"):
                 values = metrics[metric]

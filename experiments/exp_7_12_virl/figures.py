@@ -10,6 +10,7 @@ from common.report.figures import bars, curve
 from common.report.tables import Table
 from common.report.text import NOT_AVAILABLE, number
 from common.statistics import estimate
+from experiments.exp_7_12_virl.evaluate import CURVES
 
 CLAIMS = load_claims(Path(__file__).with_name("claims.yaml"))
 LABELS = CLAIMS.labels
@@ -36,12 +37,11 @@ def figures(records: list[Record], folder: Path) -> list[str]:
         title = f"Routes without a failed stop: {what}"
         names.append(bars(records, split, "success", arms, folder / f"routes-{split}.svg", labels=LABELS, title=title))
     trained = [arm for arm in arms if any(row["arm"] == arm and not row["final"] for row in records)]
-    for split, what in SPLITS.items():
-        if trained:
-            names.append(
-                curve(records, split, "step_accuracy", trained, folder / f"curve-{split}.svg", labels=LABELS,
-                      title=f"Stops answered rightly along training: {what}", x_label="compute of the branch, percent")
-            )  # fmt: skip
+    for split in CURVES if trained else ():
+        names.append(
+            curve(records, split, "step_accuracy", trained, folder / f"curve-{split}.svg", labels=LABELS,
+                  title=f"Stops answered rightly along training: {SPLITS[split]}", x_label="compute of the branch, percent")
+        )  # fmt: skip
     return names
 
 

@@ -3,13 +3,14 @@
 import time
 import warnings
 
+import gymnasium
 import numpy as np
 import pytest
 from gymnasium.utils.env_checker import check_env
 
 from experiments.exp_7_12_virl import prompts, routes, views
 from experiments.exp_7_12_virl.cities import city
-from experiments.exp_7_12_virl.env import VirlNavigation
+from experiments.exp_7_12_virl.env import ENV_ID, VirlNavigation
 from experiments.exp_7_12_virl.prompts import Rule
 from experiments.exp_7_12_virl.routes import RailConfig
 
@@ -71,7 +72,7 @@ def test_image_observations():
     env = VirlNavigation(vision=True)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        check_env(env)
+        check_env(gymnasium.make(ENV_ID, vision=True).unwrapped)
     route = routes.items(("grid-0",), "corpus", 0, 1, RailConfig())[0]
     seen, _ = env.reset(options={"route": route})
     assert "2x2 grid: [front, right / back, left]" in seen["text"]
