@@ -26,6 +26,7 @@ from experiments.exp_7_12_virl.routes import RailConfig, Route
 
 TRAINING = Rule("absolute")
 STANDARD = tuple(space for space in SPACES if not Rule(space).withheld)
+LED_ON = 1 / 3
 CORPUS_CITIES = tuple(f"{kind}-{number}" for number in range(900, 908) for kind in KINDS)
 
 
@@ -40,8 +41,9 @@ class CorpusConfig:
     """How the walks of the pre-training text are drawn.
 
     ``renamed``: share of walks with other verbs than the standard ones. ``wrong``: share of stops at which a wrong answer
-    and the feedback on it stand before the right one. ``renamed_places``: share of walks whose places carry names drawn
-    afresh from all names of the vocabulary, so that a name is read and not remembered.
+    and the feedback on it stand before the right one; at a third of these (LED_ON) a second one stands in its place.
+    ``renamed_places``: share of walks whose places carry names drawn afresh from all names of the vocabulary, so that a
+    name is read and not remembered.
     """
 
     renamed: float = 0.5
@@ -93,7 +95,8 @@ def with_names(route: Route, stream: random.Random, names: Sequence[str]) -> Rou
 def walk_row(encode: PhraseEncoder, route: Route, rule: Rule, stream: random.Random | None = None, wrong: float = 0.0) -> Row:
     """A whole walk as token ids and target mask: prompt, then stop by stop what is seen and the right answer.
 
-    With ``wrong`` some stops hold a wrong answer and the feedback before it; these are no targets.
+    With ``wrong`` some stops hold a wrong answer and the feedback before it, some even two, and the walk is led on: what
+    went wrong before must not mislead later answers. These are no targets.
     """
     here = course(route, rule)
     ids, mask = [encode.bos, *encode(here.opening)], [0] * (1 + len(encode(here.opening)))
@@ -103,20 +106,28 @@ def walk_row(encode: PhraseEncoder, route: Route, rule: Rule, stream: random.Ran
         ids.extend(new)
         mask.extend([max(target, 0)] * len(new))
 
+    again = ""
     for k, stop in enumerate(route.stops):
-        add(here.shown[k], -1)
+        add(again + here.shown[k], -1)
+        again = ""
         if stream is not None and stream.random() < wrong:
             add(wrong_answer(here, k, stream), 0)
             add(prompts.FEEDBACK["wrong_action"] + here.shown[k], -1)
+            if k + 1 < here.stops and stream.random() < LED_ON:
+                add(wrong_answer(here, k, stream), 0)
+                again = prompts.FEEDBACK["led_on"]
+                continue
         add(prompts.answer(prompts.sight_text(stop.sight), here.instructions[k], here.actions[k]), 1)
     return ids, mask
 
 
 def wrong_answer(here: Course, k: int, stream: random.Random) -> str:
-    """An answer that sees rightly and does another action of the space, half of the time from the next or last instruction."""
-    action = stream.choice(sorted(here.legal - {here.actions[k]}))
-    others = (here.instructions[max(0, k - 1)], here.instructions[min(k + 1, here.stops - 1)])
-    told = stream.choice(others) if stream.random() < 0.5 else here.instructions[k]
+    """An answer that sees rightly: half of them mistake the place in the instruction, where that leads to another action,
+    the others do another action of the space."""
+    other = stream.choice((max(0, k - 1), min(k + 1, here.stops - 1)))
+    told, action = here.instructions[other], here.actions[other]
+    if action == here.actions[k] or stream.random() < 0.5:
+        told, action = here.instructions[k], stream.choice(sorted(here.legal - {here.actions[k]}))
     return prompts.answer(prompts.sight_text(here.sights[k]), told, action)
 
 

@@ -14,7 +14,7 @@ from experiments.exp_7_12_virl.env import ENV_ID, VirlNavigation
 from experiments.exp_7_12_virl.prompts import Rule
 from experiments.exp_7_12_virl.routes import RailConfig
 
-NAMES = ("grid-0", "radial-0", "organic-0")
+NAMES = ("grid-0", "radial-0")
 
 
 def ink_share(name, image):
