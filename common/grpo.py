@@ -36,6 +36,7 @@ from torch import Tensor
 from common import advantages, losses
 from common.algo import PREFERENCE_NAMES, AlgoConfig
 from common.compute import Budget, Meter
+from common.credits import Credit
 from common.episodes import Batch, Episode
 from common.loop import (
     TaskAt,
@@ -87,6 +88,7 @@ def train_grpo(
     evaluate: Callable[[int, int], None] | None = None,
     evaluate_every_flops: float | None = None,
     checkpoint_every: int = 10,
+    credit: Credit | None = None,
 ) -> Meter:
     """Trains `model` in place until the budget is used, from folder/state.pt on if there is one. Returns the meter.
 
@@ -95,7 +97,10 @@ def train_grpo(
             rounds ask for more.
         reference: frozen model for KL; None takes the start policy (adapter off, or a copy), if kl_coef > 0.
         evaluate: called with the step and the FLOPs used whenever another `evaluate_every_flops` are used.
+        credit: makes the advantages in place of algo.advantage, for signals along the path (common.credits).
     """
+    if credit is not None and algo.drop_zero_variance:
+        raise ConfigError("algo.drop_zero_variance=true: a group of equal outcomes may differ along the path; set it to false.")
     if algo.name in PREFERENCE_NAMES:
         raise ConfigError(f"algo.name={algo.name}: train_grpo does not train by preference; see common.preference.")
     check_head(model)
@@ -107,7 +112,9 @@ def train_grpo(
         start = time.perf_counter()
         set_learning_rate(optimizer, algo, step, meter.used(budget, step))
         model.eval()
-        batch, advantages_BT, keep_B, metrics = collect(model, reference, tokenizer, make_env, task_at, algo, seed, step, meter)
+        batch, advantages_BT, keep_B, metrics = collect(
+            model, reference, tokenizer, make_env, task_at, algo, seed, step, meter, credit, meter.used(budget, step)
+        )
         sampled = time.perf_counter()
         model.train()
         metrics |= update(model, reference, optimizer, batch, advantages_BT, keep_B, algo, seed, step, meter)
@@ -134,8 +141,10 @@ def collect(
     seed: int,
     step: int,
     meter: Meter,
+    credit: Credit | None = None,
+    used: float = 0.0,
 ) -> tuple[Batch, Tensor, Tensor, dict[str, float]]:
-    """Samples one step: batch, advantages_BT, keep_B (takes part in the update), metrics.
+    """Samples one step: batch, advantages_BT, keep_B (takes part in the update), metrics. used: share of the budget.
 
     While groups without spread leave the batch short, more is sampled (see `refill`), for at most refill_rounds rounds.
     """
@@ -164,6 +173,10 @@ def collect(
             break
     keep_B &= torch.isin(group_B, group_B[keep_B].unique()[: algo.prompts_per_step])
     batch = to_batch(episodes, tokenizer, model)
+    metrics = episode_metrics(episodes, rewards_B) | {"reward/zero_std_frac": float(flat_B.double().mean())}
+    if credit is not None:
+        advantages_BT, extra = credit(episodes, batch, valid_B, used)
+        return batch, advantages_BT, keep_B, metrics | extra
     if algo.advantage == "reward_to_go":  # never refilled, so kl_BT is that of all episodes
         rewards_BT = token_rewards(episodes, batch, algo) - algo.kl_coef * kl_BT
         advantages_BT = advantages.reward_to_go(rewards_BT, batch.mask_BT, algo.gamma)
@@ -175,7 +188,6 @@ def collect(
     if algo.whiten:
         kept_BT = batch.mask_BT & keep_B.to(batch.ids_BT.device)[:, None]
         advantages_BT = advantages.masked_whiten(advantages_BT, kept_BT)
-    metrics = episode_metrics(episodes, rewards_B) | {"reward/zero_std_frac": float(flat_B.double().mean())}
     return batch, advantages_BT, keep_B, metrics
 
 

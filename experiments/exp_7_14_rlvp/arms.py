@@ -1,0 +1,91 @@
+"""What each arm does between the start and its budget: supervised rows, or a policy gradient with credit along the path."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from common.compute import Budget, Meter
+from common.credits import make_credit
+from common.grpo import train_grpo
+from common.models import parameter_count
+from common.rejection import row_batches
+from common.runlog import RunLog
+from common.sft import train_sft
+from common.tokenizers import PhraseEncoder
+from experiments.exp_7_14_rlvp import data
+from experiments.exp_7_14_rlvp.evaluate import Evaluator
+from experiments.exp_7_14_rlvp.scripts import FAILING, PERFECT
+from experiments.exp_7_14_rlvp.settings import Branch, Settings, WorldConfig
+
+
+@dataclass
+class Arm:
+    """A cell at work: what is trained, in which world, and where its files and numbers go."""
+
+    name: str
+    settings: Settings
+    model: Any
+    tokenizer: Any
+    seed: int
+    folder: Path
+    log: RunLog
+    evaluator: Evaluator
+
+    @property
+    def branch(self) -> Branch:
+        return self.settings.branches[self.name]
+
+    @property
+    def world(self) -> WorldConfig:
+        return self.settings.worlds[self.branch.world]
+
+    def where(self) -> dict[str, Any]:
+        """Budget, files and the points of the learning curve, in percent of the budget."""
+        flops, points = self.branch.budget * self.world.flops, self.settings.evaluation.points
+
+        def evaluate(step: int, used: int) -> None:
+            self.evaluator.curve(self.model, 100 * min(points, int(points * used / flops)) // points)
+
+        return {
+            "budget": Budget(flops=flops),
+            "log": self.log,
+            "folder": self.folder,
+            "evaluate": evaluate,
+            "evaluate_every_flops": flops / points,
+        }
+
+
+def train(arm: Arm) -> Meter:
+    """Trains the arm's model in place; returns the compute it used."""
+    if arm.branch.method == "none":
+        return Meter(parameter_count(arm.model))
+    arm.evaluator.curve(arm.model, 0)
+    return supervise(arm) if arm.branch.method == "sft" else reinforce(arm)
+
+
+def supervise(arm: Arm) -> Meter:
+    """SFT on scripts of training tasks: perfect ones, or ones that obey every rule and fail the task."""
+    settings, config = arm.settings, arm.settings.arm_config(arm.name)
+    encode, mix = PhraseEncoder(arm.tokenizer), PERFECT if arm.branch.scripts == "perfect" else FAILING
+    domain = settings.domain(arm.branch.world)
+    rows = data.demonstration_rows(domain, encode, arm.world.options, mix, settings.sft_scripts, arm.seed)
+    batches = row_batches(rows, encode.pad, config.batch_size, arm.seed, "sft")
+    return train_sft(arm.model, batches, config, **arm.where())
+
+
+def reinforce(arm: Arm) -> Meter:
+    """A policy gradient on outcome and path."""
+    settings, credits = arm.settings, arm.settings.credit_config(arm.name)
+    make_env = data.DOMAINS[settings.domain(arm.branch.world)].make_env
+
+    def task_at(step: int, count: int) -> list[dict]:
+        return data.training_tasks(arm.world.options, arm.seed, step, count)
+
+    meter = train_grpo(
+        arm.model, arm.tokenizer, make_env, task_at, settings.arm_config(arm.name), seed=arm.seed,
+        credit=None if credits is None else make_credit(credits), **arm.where(),
+    )  # fmt: skip
+    arm.evaluator.training_records(arm.folder)
+    return meter

@@ -1,0 +1,150 @@
+"""The configuration of RLVP as types; values and their meaning stand in conf/experiment/7-14/."""
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from common.config import AlgoConfig, Common, load_algo
+from common.credits import CreditConfig
+from common.models import DecoderConfig
+from common.schema import ConfigError, build, one_of, within
+from common.sft import SftConfig
+from experiments.exp_7_14_rlvp.data import DOMAINS, SPLITS
+from experiments.exp_7_14_rlvp.scripts import Mix
+
+METHODS = ("none", "sft", "policy_gradient")
+
+
+@dataclass(frozen=True)
+class Start:
+    """A start model: its domain, the worlds (reset options) of its scripts in turn, how many scripts, how many steps."""
+
+    domain: str
+    choices: tuple[dict[str, Any], ...] = ({},)
+    scripts: int = 6000
+    steps: int = 400
+    mix: Mix = field(default_factory=Mix)
+
+
+@dataclass(frozen=True)
+class WorldConfig:
+    """Where arms act: reset options, the start model, FLOPs of an arm, tasks of a step, items of the evaluation."""
+
+    start: str
+    options: dict[str, Any] = field(default_factory=dict)
+    flops: float = 1e12
+    prompts_per_step: int = 16
+    items: int = 60
+
+
+@dataclass(frozen=True)
+class Branch:
+    """What an arm does after the start. ``credits``: keys of CreditConfig; ``changes``: of the method's configuration.
+
+    ``scripts``: perfect or failing, for SFT. ``guarded``: measured under the blocking guardrail too.
+    ``own_credits``: false trains by the preset's own advantages (DAPO).
+    """
+
+    method: str
+    world: str
+    study: str = "main"
+    algo: str = "dr_grpo"
+    lr: float | None = None
+    credits: dict[str, Any] = field(default_factory=dict)
+    changes: dict[str, Any] = field(default_factory=dict)
+    own_credits: bool = True
+    scripts: str = "perfect"
+    guarded: bool = False
+    budget: float = 1.0
+
+
+@dataclass(frozen=True)
+class EvaluationConfig:
+    """``samples`` episodes of each task at the end (the k of pass^k); ``curve_items`` tasks once at each of ``points``."""
+
+    samples: int = 8
+    temperature: float = 0.7
+    curve_items: int = 60
+    points: int = 4
+
+
+@dataclass(kw_only=True)
+class Settings(Common):
+    """All keys of the experiment."""
+
+    model: DecoderConfig
+    bases: int
+    starts: dict[str, Start]
+    start_training: SftConfig
+    start_ruled: float
+    obeying: Mix
+    worlds: dict[str, WorldConfig]
+    rl: dict[str, Any]
+    sft: SftConfig
+    sft_scripts: int
+    evaluation: EvaluationConfig
+    branches: dict[str, Branch]
+
+    def check(self) -> None:
+        """Raises ConfigError on values that cannot work together."""
+        super().check()
+        within("bases", self.bases, 1)
+        within("start_ruled", self.start_ruled, 0, 1)
+        within("sft_scripts", self.sft_scripts, 1, len(SPLITS["train"]))
+        for name, start in self.starts.items():
+            one_of(f"starts.{name}.domain", start.domain, DOMAINS)
+            within(f"starts.{name}.scripts", start.scripts, 1, len(SPLITS["start"]))
+            within(f"starts.{name}.steps", start.steps, 1)
+            if not start.choices:
+                raise ConfigError(f"starts.{name}.choices=[]: needs the reset options of at least one world.")
+        for name, world in self.worlds.items():
+            one_of(f"worlds.{name}.start", world.start, self.starts)
+            within(f"worlds.{name}.flops", world.flops, 0, above=True)
+            for key in ("prompts_per_step", "items"):
+                within(f"worlds.{name}.{key}", getattr(world, key), 1)
+            self.turn_limit(name)
+        for key in ("samples", "curve_items", "points"):
+            within(f"evaluation.{key}", getattr(self.evaluation, key), 1)
+        for name, branch in self.branches.items():
+            one_of(f"branches.{name}.method", branch.method, METHODS)
+            one_of(f"branches.{name}.world", branch.world, self.worlds)
+            one_of(f"branches.{name}.study", branch.study, ("main", "ablation", "both"))
+            one_of(f"branches.{name}.scripts", branch.scripts, ("perfect", "failing"))
+            within(f"branches.{name}.budget", branch.budget, 0, above=True)
+            self.arm_config(name)
+            self.credit_config(name)
+        for arm in self.arms or []:
+            one_of("arms", arm, self.branches)
+
+    def chosen(self) -> list[str]:
+        """The arms of the run: those named, else all of the study."""
+        return self.arms or [name for name, branch in self.branches.items() if branch.study in (self.study, "both")]
+
+    def domain(self, world: str) -> str:
+        """The domain of a world."""
+        return self.starts[self.worlds[world].start].domain
+
+    def turn_limit(self, world: str) -> int:
+        """Most turns of an episode; ConfigError where the world does not take its options."""
+        env = DOMAINS[self.domain(world)].make_env()
+        env.reset(options={"task": 0, **self.worlds[world].options})
+        return int(env.world.limit)
+
+    def arm_config(self, name: str) -> SftConfig | AlgoConfig:
+        """An arm's method in full. ConfigError for a key that the method does not have."""
+        branch, typed = self.branches[name], self.algo if name in self.chosen() else {}
+        rate = {"lr": typed["lr"]} if typed.get("lr") is not None else {} if branch.lr is None else {"lr": branch.lr}
+        if branch.method != "policy_gradient":
+            return build(SftConfig, {**vars(self.sft), **rate, **branch.changes}, f"branches.{name}.changes")
+        world = self.worlds[branch.world]
+        fixed = {"prompts_per_step": world.prompts_per_step, "max_turns": self.turn_limit(branch.world)}
+        fixed["max_new_tokens"] = DOMAINS[self.domain(branch.world)].max_new_tokens
+        return load_algo(branch.algo, self.rl, fixed, rate, branch.changes, typed)
+
+    def credit_config(self, name: str) -> CreditConfig | None:
+        """How an arm pays outcome and path; None for one that trains by its preset's advantages, or not by RL."""
+        branch = self.branches[name]
+        config = build(CreditConfig, branch.credits, f"branches.{name}.credits")
+        rules = DOMAINS[self.domain(branch.world)].make_env().rules
+        for rule in config.drop_rules:
+            one_of(f"branches.{name}.credits.drop_rules", rule, rules)
+        return config if branch.method == "policy_gradient" and branch.own_credits else None

@@ -1,0 +1,47 @@
+"""What the arms share: the start models, each built once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from common.models import build_decoder
+from common.rejection import row_batches
+from common.sft import SftBatch
+from common.supervised import SFT_MODULES, supervised
+from common.tokenizers import PhraseEncoder
+from experiments.exp_7_14_rlvp import data
+from experiments.exp_7_14_rlvp.settings import Settings
+
+HERE = "experiments.exp_7_14_rlvp."
+WORLD_CODE = [HERE + name for name in ("calls", "env", "fileops", "csops", "logic", "theorem", "scripts", "data")]
+SFT_CODE = [*WORLD_CODE, *SFT_MODULES]
+
+
+def origin(settings: Settings, seed: int) -> int:
+    """Seed of the start model; report seeds and tuning seeds share none."""
+    hundred = seed // 100 * 100
+    return hundred + (seed - hundred) % settings.bases
+
+
+def start_of(settings: Settings, name: str, seed: int) -> Path:
+    """A start model: a decoder that learnt its domain's texts from scripts of mixed quality, and nothing else."""
+    start, first = settings.starts[name], origin(settings, seed)
+
+    def model() -> tuple[Any, Any]:
+        tokenizer = data.build_tokenizer(start.domain)
+        return build_decoder(settings.model, tokenizer, first), tokenizer
+
+    def batches(tokenizer: Any) -> Callable[[int], SftBatch]:
+        encode = PhraseEncoder(tokenizer)
+        rows = data.start_rows(
+            start.domain, encode, start.choices, start.mix, settings.start_ruled, settings.obeying, start.scripts, first
+        )
+        return row_batches(rows, encode.pad, settings.start_training.batch_size, first, "start", name)
+
+    return supervised(
+        f"start-{name}", experiment=settings.experiment, runs_dir=settings.runs_dir, threads=settings.threads, seed=first,
+        config=settings.start_training, steps=start.steps, model=model, batches=batches,
+        key=[settings.model, start, settings.start_ruled, settings.obeying], modules=SFT_CODE,
+    )  # fmt: skip
