@@ -167,9 +167,7 @@ def centred_turns(signal_BK: Tensor, acted_BK: Tensor, key_BK: Tensor) -> Tensor
     return torch.zeros_like(signal_BK).masked_scatter(acted_BK, values_N - mean_G[index_N])
 
 
-def token_advantages(
-    outcome_B: Tensor, signal_BK: Tensor, turn_BT: Tensor, mask_BT: Tensor, normaliser: str = "all"
-) -> Tensor:
+def token_advantages(outcome_B: Tensor, signal_BK: Tensor, turn_BT: Tensor, mask_BT: Tensor, normaliser: str = "all") -> Tensor:
     """Advantage of each policy token, (B, T): its episode's outcome advantage plus its turn's path signal, 0 off the mask.
 
     normaliser: own multiplies the path signal by N / M (see the module), so that under a loss that is a mean over tokens

@@ -101,7 +101,13 @@ def scripted_row(env: ToolEnv, task: dict, mix: Mix, encode: PhraseEncoder, *str
 
 
 def start_rows(
-    domain: str, encode: PhraseEncoder, choices: Sequence[Mapping[str, Any]], mix: Mix, ruled: float, obeying: Mix, count: int,
+    domain: str,
+    encode: PhraseEncoder,
+    choices: Sequence[Mapping[str, Any]],
+    mix: Mix,
+    ruled: float,
+    obeying: Mix,
+    count: int,
     seed: int,
 ) -> list[Row]:
     """`count` scripts of mixed quality, over the worlds of `choices` in turn; a share `ruled` reads the rules and obeys."""

@@ -37,9 +37,7 @@ TOOLS = (
     Tool("run_tests", "test"),
     Tool("submit", "submit"),
 )
-RULES_TEXT = (
-    "read before you overwrite, list or read before you delete, test before you submit, never repeat a failed call. "
-)
+RULES_TEXT = "read before you overwrite, list or read before you delete, test before you submit, never repeat a failed call. "
 
 
 class Stage(NamedTuple):

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping
+from itertools import pairwise
 from typing import Any, ClassVar
 
 import gymnasium
@@ -25,7 +26,7 @@ from experiments.exp_7_14_rlvp.env import Reply, Rule, ToolEnv, repeat_failure
 from experiments.exp_7_14_rlvp.logic import Formula, Proof, Sequent, check, premises, show
 
 ENV_ID = "Theorems-v0"
-ATOMS, VARIABLES = tuple("ABCDEFGH"), tuple("abcdefgh")
+ATOMS, VARIABLES = tuple("ABCDEFGH"), tuple("abcdmnpq")  # f is the function
 PARTS = ("chain", "equal", "either", "both")
 MOST_PARTS, LONGEST_PART = 4, 6
 NAMES = tuple(f"h{number}" for number in range(1, 21))
@@ -115,10 +116,10 @@ def draw_part(stream: Any, kind: str, length: int, atoms: list[str], terms: list
         names = [("var", terms.pop()) for _ in range(length + 1)]
         wrap = stream.random() < 0.5
         ends = (("fun", "f", names[0]), ("fun", "f", names[-1])) if wrap else (names[0], names[-1])
-        return [("eq", old, new) for old, new in zip(names, names[1:], strict=False)], ("eq", *ends)
+        return [("eq", old, new) for old, new in pairwise(names)], ("eq", *ends)
     if kind == "chain":
         names = [("atom", atoms.pop()) for _ in range(length + 1)]
-        return [names[0], *(("imp", old, new) for old, new in zip(names, names[1:], strict=False))], names[-1]
+        return [names[0], *(("imp", old, new) for old, new in pairwise(names))], names[-1]
     first, second = (("atom", atoms.pop()) for _ in range(2))
     if kind == "either":
         return [first], ("or", first, second) if stream.random() < 0.5 else ("or", second, first)

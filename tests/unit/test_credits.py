@@ -103,7 +103,7 @@ def test_values():
 MUTATIONS = {
     "penalty's sign": ("-config.penalty * path.violations_BK", "config.penalty * path.violations_BK"),
     "no clip": ("path.violations_BK.sum(1).clamp(max=config.clip_events)", "path.violations_BK.sum(1)"),
-    "credits without a clip are penalties": ("config.credit * credits_B - config.penalty", "config.credit * credits_B + config.penalty"),
+    "scalar penalties paid": ("credits_B - config.penalty", "credits_B + config.penalty"),
     "penalty and credit swapped": ("config.credit * counted_credits", "config.penalty * counted_credits"),
     "gate lost": ("if gated else path.credits_BK", "if not gated else path.credits_BK"),
     "turns not taken count": (" * path.acted_BK", ""),
