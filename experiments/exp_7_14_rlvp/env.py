@@ -72,7 +72,7 @@ class ToolEnv(gymnasium.Env):
 
     reset(seed=, options=): `options["task"]` names the task (an integer); without it the seed does, or else the stream
     that the last seed started. `options["rules"]` true writes the rules into the prompt, `options["guard"]` true blocks
-    each call that would break one; other options go to the world.
+    each call that would break one; `world_options` go to the world, others are refused.
     info after a step: success, reason; parts (violations, credits, malformed, blocked of this turn); violations and credits
     as rule names; call, failed, mutated; progress; state (before the call); at the end unused_credits.
     """
@@ -81,6 +81,7 @@ class ToolEnv(gymnasium.Env):
     tools: ClassVar[tuple[Tool, ...]] = ()
     rules: ClassVar[Mapping[str, Rule]] = {}
     rules_text: ClassVar[str] = ""
+    world_options: ClassVar[tuple[str, ...]] = ()
 
     def __init__(self, syntax: str = "compact") -> None:
         one_of("syntax", syntax, SYNTAXES)
@@ -100,6 +101,8 @@ class ToolEnv(gymnasium.Env):
         task = options.pop("task", seed if seed is not None else int(self.np_random.integers(2**31)))
         options.pop("seed", None)
         self.guard, ruled = bool(options.pop("guard", False)), bool(options.pop("rules", False))
+        for name in options:
+            one_of("options", name, ("task", "seed", "rules", "guard", *self.world_options))
         self.world, self.turn = self.make_world(int(task), options), 0
         prompt = (RULES_HEAD + self.rules_text if ruled else "") + self.world.prompt()
         if self.syntax == "json":

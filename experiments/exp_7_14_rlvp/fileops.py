@@ -249,6 +249,7 @@ class FileOps(ToolEnv):
         "repeat_failure": repeat_failure,
     }
     rules_text = RULES_TEXT
+    world_options = ("stages", "kinds")
 
     def make_world(self, task: int, options: Mapping[str, Any]) -> FileWorld:
         kinds = tuple(options.get("kinds", KINDS))

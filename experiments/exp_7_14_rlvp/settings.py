@@ -96,6 +96,8 @@ class Settings(Common):
             within(f"starts.{name}.steps", start.steps, 1)
             if not start.choices:
                 raise ConfigError(f"starts.{name}.choices=[]: needs the reset options of at least one world.")
+            for options in start.choices:
+                DOMAINS[start.domain].make_env().reset(options={"task": 0, **options})  # refuses unknown ones
         for name, world in self.worlds.items():
             one_of(f"worlds.{name}.start", world.start, self.starts)
             within(f"worlds.{name}.flops", world.flops, 0, above=True)

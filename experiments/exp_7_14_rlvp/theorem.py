@@ -199,6 +199,7 @@ class Theorems(ToolEnv):
     tools = TOOLS
     rules: ClassVar[Mapping[str, Rule]] = {"repeat_failure": repeat_failure}
     rules_text = "never repeat a failed call. "
+    world_options = ("parts", "length")
 
     def make_world(self, task: int, options: Mapping[str, Any]) -> TheoremWorld:
         return TheoremWorld(task, int(options.get("parts", 3)), int(options.get("length", 2)))

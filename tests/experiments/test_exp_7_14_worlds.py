@@ -196,6 +196,10 @@ def test_refused_use():
         env.reset(options={"task": 0, "kinds": ["move"]})
     with pytest.raises(ConfigError, match="stages"):
         env.reset(options={"task": 0, "stages": 9})
+    with pytest.raises(ConfigError, match="options=stage"):
+        env.reset(options={"task": 0, "stage": 2})
+    with pytest.raises(ConfigError, match="options=stages"):
+        CSOps().reset(options={"task": 0, "stages": 2})
     with pytest.raises(ConfigError, match="syntax"):
         FileOps(syntax="xml")
 

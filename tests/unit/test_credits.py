@@ -117,7 +117,7 @@ MUTATIONS = {
     "own is all": ('if normaliser == "own":', 'if normaliser == "none":'),
     "outcome off the mask": ("outcome_B[:, None] * mask_BT", "outcome_B[:, None]"),
     "signal off the mask": ("turn_BT.clamp(min=0)) * mask_BT", "turn_BT.clamp(min=0))"),
-    "fade too early": ("if used <= config.fade", "if used <= config.fade / 2"),
+    "fade too early": ("(1 - used) / (1 - config.fade)", "1 - used"),
     "strength forgotten": ("strength * (config.credit * credits_B", "(config.credit * credits_B"),
     "dead by outcome alone": ("penalised_B = outcome_B - config.penalty * violations_B", "penalised_B = outcome_B"),
 }  # fmt: skip
@@ -204,11 +204,12 @@ def test_raw_signals_and_their_configuration():
         CreditConfig(penalty=-1.0)
     assert scalar_rewards(PATH, CreditConfig()).tolist() == [1, 0]
     assert turn_signals(PATH, CreditConfig()).abs().sum() == 0
-    assert returns(torch.zeros(2, 0), 0.5).shape == (2, 0) and strength_at(CreditConfig(), 0.9) == 1
+    assert returns(torch.zeros(2, 1), 0.5).shape == (2, 1) and strength_at(CreditConfig(), 0.9) == 1
     with pytest.raises(ConfigError, match="normaliser"):
         token_advantages(torch.zeros(1), torch.zeros(1, 1), torch.zeros(1, 1).long(), torch.ones(1, 1), "mean")
+    # 1 and 0, less .75 and 0, plus .25 and .5: equal by the whole path
     shares = dead_shares(PATH, torch.tensor([0, 0]), torch.ones(2), CreditConfig())
-    assert set(shares.values()) == {0.0}
+    assert shares == {"dead/outcome": 0, "dead/penalty": 0, "dead/path": 1, "dead/progress": 0}
 
 
 def test_groups_without_spread_in_the_outcome_are_not_dropped(tmp_path):
