@@ -14,6 +14,7 @@ from common.config import cli, number_keys, run_folder, seed_list
 from common.jobs import Cell, Job, cell_folder, complete_cell
 from common.records import read_jsonl
 from common.runlog import RunLog
+from common.seeding import base_seed
 from common.stages import fingerprint
 from common.study import run_study
 from experiments.exp_7_14_rlvp import arms, stages
@@ -61,7 +62,7 @@ def train_and_evaluate(settings: Settings, arm: str, seed: int, start: Path, fol
         evaluator = Evaluator(settings, branch.world, reference, tokenizer, log, seed)
         meter = arms.train(arms.Arm(arm, settings, model, tokenizer, seed, folder, log, evaluator))
         save_model(model, tokenizer, folder / "model")
-        evaluator.final(model, ["hidden", "ruled", *(["guarded"] if branch.guarded else [])])
+        evaluator.final(model, ["hidden", *branch.views])
         log.cost(flops=meter.flops, tokens_forward=meter.tokens_forward, tokens_trained=meter.tokens_trained)
 
 
@@ -72,7 +73,7 @@ def plan(settings: Settings, seeds: list[int], names: list[str]) -> list[Job]:
     jobs = [
         Job(f"start {name} of seed {seed}", where + "build_start", {"settings": settings, "name": name, "seed": seed})
         for name in starts
-        for seed in dict.fromkeys(stages.origin(settings, seed) for seed in seeds)
+        for seed in dict.fromkeys(base_seed(seed, settings.bases) for seed in seeds)
     ]
     cells = [Cell(arm, seed) for seed in seeds for arm in names]
     given = ({"settings": settings, "arm": cell.arm, "seed": cell.seed} for cell in cells)

@@ -12,6 +12,7 @@ from experiments.exp_7_14_rlvp.data import DOMAINS, SPLITS
 from experiments.exp_7_14_rlvp.scripts import Mix
 
 METHODS = ("none", "sft", "policy_gradient")
+VIEWS = ("ruled", "guarded")
 
 
 @dataclass(frozen=True)
@@ -40,7 +41,8 @@ class WorldConfig:
 class Branch:
     """What an arm does after the start. ``credits``: keys of CreditConfig; ``changes``: of the method's configuration.
 
-    ``scripts``: perfect or failing, for SFT. ``guarded``: measured under the blocking guardrail too.
+    ``scripts``: perfect or failing, for SFT. ``views``: how it is measured beside hidden rules: ruled (they stand in the
+    prompt), guarded (a guardrail blocks what would break one).
     ``own_credits``: false trains by the preset's own advantages (DAPO).
     """
 
@@ -53,7 +55,7 @@ class Branch:
     changes: dict[str, Any] = field(default_factory=dict)
     own_credits: bool = True
     scripts: str = "perfect"
-    guarded: bool = False
+    views: tuple[str, ...] = ()
     budget: float = 1.0
 
 
@@ -112,6 +114,8 @@ class Settings(Common):
             one_of(f"branches.{name}.study", branch.study, ("main", "ablation", "both"))
             one_of(f"branches.{name}.scripts", branch.scripts, ("perfect", "failing"))
             within(f"branches.{name}.budget", branch.budget, 0, above=True)
+            for view in branch.views:
+                one_of(f"branches.{name}.views", view, VIEWS)
             self.arm_config(name)
             self.credit_config(name)
         for arm in self.arms or []:

@@ -8,6 +8,7 @@ from typing import Any
 
 from common.models import build_decoder
 from common.rejection import row_batches
+from common.seeding import base_seed
 from common.sft import SftBatch
 from common.supervised import SFT_MODULES, supervised
 from common.tokenizers import PhraseEncoder
@@ -19,15 +20,9 @@ WORLD_CODE = [HERE + name for name in ("calls", "env", "fileops", "csops", "logi
 SFT_CODE = [*WORLD_CODE, *SFT_MODULES]
 
 
-def origin(settings: Settings, seed: int) -> int:
-    """Seed of the start model; report seeds and tuning seeds share none."""
-    hundred = seed // 100 * 100
-    return hundred + (seed - hundred) % settings.bases
-
-
 def start_of(settings: Settings, name: str, seed: int) -> Path:
     """A start model: a decoder that learnt its domain's texts from scripts of mixed quality, and nothing else."""
-    start, first = settings.starts[name], origin(settings, seed)
+    start, first = settings.starts[name], base_seed(seed, settings.bases)
 
     def model() -> tuple[Any, Any]:
         tokenizer = data.build_tokenizer(start.domain)

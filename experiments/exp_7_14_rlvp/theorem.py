@@ -153,7 +153,7 @@ class TheoremWorld:
         within("parts", parts, 1, MOST_PARTS)
         within("length", length, 1, LONGEST_PART)
         self.theorem = Theorem(draw_statement(task, parts, length))
-        self.limit = 4 + 2 * parts * (length + 2)
+        self.limit = 4 + parts * (length + 1)
         self.errors: Counter[Call] = Counter()
         self.shown = self.theorem.statement.hyps
 

@@ -55,7 +55,7 @@ def test_every_arm_ends_with_its_numbers_in_every_view(whole):
     final = {(row["arm"], row["split"], row["metric"]) for row in rows if row["final"]}
     for arm in settings.chosen():
         branch = settings.branches[arm]
-        views = {"hidden", "ruled"} | ({"guarded"} if branch.guarded else set())
+        views = {"hidden", *branch.views}
         wanted = {"success", "clean", "perfect_all", "violations", "violations_per_100", "unused_credits", "kl_start"}
         assert {(arm, view, metric) for view in views for metric in wanted} <= final, arm
         if branch.method == "policy_gradient":
