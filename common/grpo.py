@@ -38,6 +38,7 @@ from common.algo import PREFERENCE_NAMES, AlgoConfig
 from common.compute import Budget, Meter
 from common.credits import Credit
 from common.episodes import Batch, Episode
+from common.guests import Guests, invite
 from common.loop import (
     TaskAt,
     averages,
@@ -89,6 +90,7 @@ def train_grpo(
     evaluate_every_flops: float | None = None,
     checkpoint_every: int = 10,
     credit: Credit | None = None,
+    guests: Guests | None = None,
 ) -> Meter:
     """Trains `model` in place until the budget is used, from folder/state.pt on if there is one. Returns the meter.
 
@@ -98,6 +100,7 @@ def train_grpo(
         reference: frozen model for KL; None takes the start policy (adapter off, or a copy), if kl_coef > 0.
         evaluate: called with the step and the FLOPs used whenever another `evaluate_every_flops` are used.
         credit: makes the advantages in place of algo.advantage, for signals along the path (common.credits).
+        guests: episodes that others wrote, one more in each group (common.guests); the metrics of samples leave them out.
     """
     if credit is not None and algo.drop_zero_variance:
         raise ConfigError("algo.drop_zero_variance=true: a group of equal outcomes may differ along the path; set it to false.")
@@ -113,7 +116,7 @@ def train_grpo(
         set_learning_rate(optimizer, algo, step, meter.used(budget, step))
         model.eval()
         batch, advantages_BT, keep_B, metrics = collect(
-            model, reference, tokenizer, make_env, task_at, algo, seed, step, meter, credit, meter.used(budget, step)
+            model, reference, tokenizer, make_env, task_at, algo, seed, step, meter, credit, guests, meter.used(budget, step)
         )
         sampled = time.perf_counter()
         model.train()
@@ -142,6 +145,7 @@ def collect(
     step: int,
     meter: Meter,
     credit: Credit | None = None,
+    guests: Guests | None = None,
     used: float = 0.0,
 ) -> tuple[Batch, Tensor, Tensor, dict[str, float]]:
     """Samples one step: batch, advantages_BT, keep_B (takes part in the update), metrics. used: share of the budget.
@@ -150,12 +154,17 @@ def collect(
     """
     episodes: list[Episode] = []
     rewards: list[Tensor] = []
+    own: list[bool] = []
     numbers = list(range(algo.prompts_per_step))
     for part in range(algo.refill_rounds + 1):
         tasks = task_at(step, max(numbers) + 1)
         chosen = [tasks[number] for number in numbers]
         fresh = sample_step(model, tokenizer, make_env, chosen, algo, seed, step, part, numbers)
         meter.add_forward(sum(episode.tokens_forward for episode in fresh))
+        own += [True] * len(fresh)
+        if guests is not None:
+            fresh += invite(guests, model, tokenizer, chosen, numbers, algo.temperature, meter)
+            own += [False] * len(chosen)
         episodes += fresh
         shaped_B, kl_BT = shaped_rewards(model, reference, fresh, to_batch(fresh, tokenizer, model), algo, meter)
         rewards.append(shaped_B)
@@ -173,7 +182,8 @@ def collect(
             break
     keep_B &= torch.isin(group_B, group_B[keep_B].unique()[: algo.prompts_per_step])
     batch = to_batch(episodes, tokenizer, model)
-    metrics = episode_metrics(episodes, rewards_B) | {"reward/zero_std_frac": float(flat_B.double().mean())}
+    sampled = [episode for episode, is_own in zip(episodes, own, strict=True) if is_own]
+    metrics = episode_metrics(sampled, rewards_B[torch.tensor(own)]) | {"reward/zero_std_frac": float(flat_B.double().mean())}
     if credit is not None:
         advantages_BT, extra = credit(episodes, batch, valid_B, used)
         return batch, advantages_BT, keep_B, metrics | extra

@@ -9,6 +9,7 @@ from typing import Any
 from common.compute import Budget, Meter
 from common.credits import make_credit
 from common.grpo import train_grpo
+from common.guests import Guests
 from common.models import parameter_count
 from common.rejection import row_batches
 from common.runlog import RunLog
@@ -18,6 +19,8 @@ from experiments.exp_7_14_rlvp import data
 from experiments.exp_7_14_rlvp.evaluate import Evaluator
 from experiments.exp_7_14_rlvp.scripts import FAILING, PERFECT
 from experiments.exp_7_14_rlvp.settings import Branch, Settings, WorldConfig
+
+MIXES = {"perfect": PERFECT, "failing": FAILING}
 
 
 @dataclass
@@ -68,7 +71,7 @@ def train(arm: Arm) -> Meter:
 def supervise(arm: Arm) -> Meter:
     """SFT on scripts of training tasks: perfect ones, or ones that obey every rule and fail the task."""
     settings, config = arm.settings, arm.settings.arm_config(arm.name)
-    encode, mix = PhraseEncoder(arm.tokenizer), PERFECT if arm.branch.scripts == "perfect" else FAILING
+    encode, mix = PhraseEncoder(arm.tokenizer), MIXES[arm.branch.scripts]
     domain = settings.domain(arm.branch.world)
     rows = data.demonstration_rows(domain, encode, arm.world.options, mix, settings.sft_scripts, arm.seed)
     batches = row_batches(rows, encode.pad, config.batch_size, arm.seed, "sft")
@@ -78,14 +81,22 @@ def supervise(arm: Arm) -> Meter:
 def reinforce(arm: Arm) -> Meter:
     """A policy gradient on outcome and path."""
     settings, credits = arm.settings, arm.settings.credit_config(arm.name)
-    make_env = data.DOMAINS[settings.domain(arm.branch.world)].make_env
 
     def task_at(step: int, count: int) -> list[dict]:
         return data.training_tasks(arm.world.options, arm.seed, step, count)
 
     meter = train_grpo(
-        arm.model, arm.tokenizer, make_env, task_at, settings.arm_config(arm.name), seed=arm.seed,
-        credit=None if credits is None else make_credit(credits), **arm.where(),
+        arm.model, arm.tokenizer, settings.make_env(arm.branch.world), task_at, settings.arm_config(arm.name), seed=arm.seed,
+        credit=None if credits is None else make_credit(credits), guests=guests_of(arm), **arm.where(),
     )  # fmt: skip
     arm.evaluator.training_records(arm.folder)
     return meter
+
+
+def guests_of(arm: Arm) -> Guests | None:
+    """Scripted episodes of the tasks of a step, for an arm that has them in its groups."""
+    if arm.branch.guests == "none":
+        return None
+    encode, mix = PhraseEncoder(arm.tokenizer), MIXES[arm.branch.guests]
+    env = arm.settings.make_env(arm.branch.world)()
+    return lambda tasks: [data.scripted_episode(env, task, mix, encode, arm.seed, "guest") for task in tasks]

@@ -12,6 +12,7 @@ from typing import Any
 
 from transformers import PreTrainedTokenizerFast
 
+from common.episodes import Episode
 from common.rejection import Row
 from common.seeding import python_random
 from common.tokenizers import PhraseEncoder, build_phrase_tokenizer
@@ -82,22 +83,32 @@ def training_tasks(options: Mapping[str, Any], seed: int, step: int, count: int)
     return [{"task": order[i % len(order)], **options} for i in range(count)]
 
 
-def scripted_row(env: ToolEnv, task: dict, mix: Mix, encode: PhraseEncoder, *stream: int | str) -> Row:
-    """(ids, mask) of a scripted episode, token for token as run_episodes would build it; the calls are the targets."""
+def scripted_episode(env: ToolEnv, task: dict, mix: Mix, encode: PhraseEncoder, *stream: int | str) -> Episode:
+    """A scripted episode, token for token as run_episodes would build it; the calls are the policy's, with logp 0.0."""
     observation, _ = env.reset(options=dict(task))
-    ids = [encode.bos, *encode(observation)]
-    mask = [0] * len(ids)
-    for text in script(env.world, mix, python_random(*stream, task["task"])):
-        own = [*encode(text), encode.eos]
-        reply, _, terminated, truncated, _ = env.step(text)
-        ids, mask = ids + own, mask + [1] * len(own)
-        if terminated or truncated:
+    prompt = [encode.bos, *encode(observation)]
+    episode = Episode([], [], [], [], prompt_length=len(prompt), task=task, group=0)
+    episode.append(prompt, None, -1)
+    reply = None
+    for turn, text in enumerate(script(env.world, mix, python_random(*stream, task["task"]))):
+        if reply is not None:
+            episode.append(encode(reply), None, -1)
+        call = [*encode(text), encode.eos]
+        episode.append(call, [0.0] * len(call), turn)
+        reply, reward, episode.terminated, episode.truncated, info = env.step(text)
+        episode.texts.append(text)
+        episode.turn_rewards.append(reward)
+        episode.infos.append(info)
+        if episode.terminated or episode.truncated:
             break
-        answer = encode(reply)
-        ids, mask = ids + answer, mask + [0] * len(answer)
-    while not mask[-1]:  # nothing is written behind the last reply
-        ids.pop(), mask.pop()
-    return ids, mask
+    episode.reward, episode.success = sum(episode.turn_rewards), bool(episode.infos[-1]["success"])
+    return episode
+
+
+def scripted_row(env: ToolEnv, task: dict, mix: Mix, encode: PhraseEncoder, *stream: int | str) -> Row:
+    """(ids, mask) of a scripted episode; the calls are the targets."""
+    episode = scripted_episode(env, task, mix, encode, *stream)
+    return episode.ids, episode.mask
 
 
 def start_rows(

@@ -13,7 +13,6 @@ from common.files import read_json_lines
 from common.runlog import RunLog
 from common.seeding import generator
 from experiments.exp_7_14_rlvp import data
-from experiments.exp_7_14_rlvp.data import DOMAINS
 from experiments.exp_7_14_rlvp.settings import Settings
 
 ROLLOUTS = 20  # kept of each split, spread over its tasks
@@ -65,7 +64,7 @@ class Evaluator:
 
     def __init__(self, settings: Settings, world: str, start: Any, tokenizer: Any, log: RunLog, seed: int) -> None:
         self.settings, self.start, self.tokenizer, self.log, self.seed = settings, start, tokenizer, log, seed
-        self.world, self.domain = settings.worlds[world], DOMAINS[settings.domain(world)]
+        self.name, self.world, self.make_env = world, settings.worlds[world], settings.make_env(world)
         self.limit = settings.turn_limit(world)
         self.split = "validation" if seed < 100 else "test"
 
@@ -74,11 +73,11 @@ class Evaluator:
         return evaluate_tasks(
             model,
             self.tokenizer,
-            self.domain.make_env,
+            self.make_env,
             data.tasks(self.split, {**self.world.options, **VIEWS[view]}, count),
             samples=samples,
             max_turns=self.limit,
-            max_new_tokens=self.domain.max_new_tokens,
+            max_new_tokens=self.settings.answer_limit(self.name),
             temperature=self.settings.evaluation.temperature,
             generator=generator(self.seed, "evaluation", view),
         ).episodes
@@ -94,7 +93,7 @@ class Evaluator:
 
     def final(self, model: Any, views: Sequence[str]) -> None:
         """The numbers of the report, with one mean per task for paired intervals, and rollouts to read."""
-        samples, rules = self.settings.evaluation.samples, list(self.domain.make_env().rules)
+        samples, rules = self.settings.evaluation.samples, list(self.make_env().rules)
         for view in views:
             episodes = self.play(model, view, self.world.items, samples)
             values = episode_metrics(episodes, rules)

@@ -12,6 +12,7 @@ from pathlib import Path
 from common.checkpoints import load_model, save_model
 from common.config import cli, number_keys, run_folder, seed_list
 from common.jobs import Cell, Job, cell_folder, complete_cell
+from common.lora import add_adapter
 from common.records import read_jsonl
 from common.runlog import RunLog
 from common.seeding import base_seed
@@ -27,7 +28,7 @@ NUMBER = "7-14"
 TITLE = "RLVP: reward the outcome, penalise the path"
 CLAIMS = Path(__file__).with_name("claims.yaml")
 COMMON = (
-    "advantages", "algo", "compute", "credits", "decoding", "evaluation", "grpo", "loop", "policy", "rollout",
+    "advantages", "algo", "compute", "credits", "decoding", "evaluation", "grpo", "guests", "loop", "lora", "policy", "rollout",
 )  # fmt: skip
 CODE = [*stages.SFT_CODE, *(stages.HERE + name for name in ("arms", "evaluate", "run", "stages"))]
 CODE += [f"common.{name}" for name in COMMON]
@@ -59,6 +60,7 @@ def train_and_evaluate(settings: Settings, arm: str, seed: int, start: Path, fol
     with RunLog(folder, labels, tracker=settings.tracker) as log:
         reference, tokenizer = load_model(start / "model", settings.device, settings.dtype)
         model, _ = load_model(start / "model", settings.device, settings.dtype)
+        model = model if branch.method == "none" else add_adapter(model, settings.lora, "rl", seed)
         evaluator = Evaluator(settings, branch.world, reference, tokenizer, log, seed)
         meter = arms.train(arms.Arm(arm, settings, model, tokenizer, seed, folder, log, evaluator))
         save_model(model, tokenizer, folder / "model")

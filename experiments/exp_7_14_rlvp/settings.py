@@ -1,14 +1,18 @@
 """The configuration of RLVP as types; values and their meaning stand in conf/experiment/7-14/."""
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from common.config import AlgoConfig, Common, load_algo
 from common.credits import CreditConfig
+from common.lora import LoraSettings, learning_rate
 from common.models import DecoderConfig
 from common.schema import ConfigError, build, one_of, within
 from common.sft import SftConfig
 from experiments.exp_7_14_rlvp.data import DOMAINS, SPLITS
+from experiments.exp_7_14_rlvp.env import ToolEnv
 from experiments.exp_7_14_rlvp.scripts import Mix
 
 METHODS = ("none", "sft", "policy_gradient")
@@ -43,7 +47,8 @@ class Branch:
 
     ``scripts``: perfect or failing, for SFT. ``views``: how it is measured beside hidden rules: ruled (they stand in the
     prompt), guarded (a guardrail blocks what would break one).
-    ``own_credits``: false trains by the preset's own advantages (DAPO).
+    ``own_credits``: false trains by the preset's own advantages (DAPO). ``guests``: perfect or failing puts one scripted
+    episode of the training task into each group.
     """
 
     method: str
@@ -54,6 +59,7 @@ class Branch:
     credits: dict[str, Any] = field(default_factory=dict)
     changes: dict[str, Any] = field(default_factory=dict)
     own_credits: bool = True
+    guests: str = "none"
     scripts: str = "perfect"
     views: tuple[str, ...] = ()
     budget: float = 1.0
@@ -74,6 +80,9 @@ class Settings(Common):
     """All keys of the experiment."""
 
     model: DecoderConfig
+    model_path: str | None
+    lora: LoraSettings
+    max_new_tokens: int | None
     bases: int
     starts: dict[str, Start]
     start_training: SftConfig
@@ -90,6 +99,11 @@ class Settings(Common):
         """Raises ConfigError on values that cannot work together."""
         super().check()
         within("bases", self.bases, 1)
+        if (self.model_path is None) != (self.max_new_tokens is None):
+            raise ConfigError(
+                f"model_path={self.model_path} with max_new_tokens={self.max_new_tokens}: a pre-trained model "
+                "needs a limit of its own, and the tiny models have that of their calls; set both or neither."
+            )
         within("start_ruled", self.start_ruled, 0, 1)
         within("sft_scripts", self.sft_scripts, 1, len(SPLITS["train"]))
         for name, start in self.starts.items():
@@ -114,12 +128,17 @@ class Settings(Common):
             one_of(f"branches.{name}.study", branch.study, ("main", "ablation", "both"))
             one_of(f"branches.{name}.scripts", branch.scripts, ("perfect", "failing"))
             within(f"branches.{name}.budget", branch.budget, 0, above=True)
+            one_of(f"branches.{name}.guests", branch.guests, ("none", "perfect", "failing"))
             for view in branch.views:
                 one_of(f"branches.{name}.views", view, VIEWS)
             self.arm_config(name)
             self.credit_config(name)
         for arm in self.arms or []:
             one_of("arms", arm, self.branches)
+        for arm in self.chosen():
+            branch = self.branches[arm]
+            if self.model_path is not None and (branch.method == "sft" or branch.guests != "none"):
+                raise ConfigError(f"arms={arm}: scripts are in the language of the tiny models; not with a model_path.")
 
     def chosen(self) -> list[str]:
         """The arms of the run: those named, else all of the study."""
@@ -128,6 +147,14 @@ class Settings(Common):
     def domain(self, world: str) -> str:
         """The domain of a world."""
         return self.starts[self.worlds[world].start].domain
+
+    def make_env(self, world: str) -> Callable[[], ToolEnv]:
+        """What makes the environment of a world: a tiny model writes the compact language, a pre-trained one JSON."""
+        return partial(DOMAINS[self.domain(world)].make_env, "compact" if self.model_path is None else "json")
+
+    def answer_limit(self, world: str) -> int:
+        """Most tokens of a turn."""
+        return self.max_new_tokens or DOMAINS[self.domain(world)].max_new_tokens
 
     def turn_limit(self, world: str) -> int:
         """Most turns of an episode; ConfigError where the world does not take its options."""
@@ -138,12 +165,13 @@ class Settings(Common):
     def arm_config(self, name: str) -> SftConfig | AlgoConfig:
         """An arm's method in full. ConfigError for a key that the method does not have."""
         branch, typed = self.branches[name], self.algo if name in self.chosen() else {}
-        rate = {"lr": typed["lr"]} if typed.get("lr") is not None else {} if branch.lr is None else {"lr": branch.lr}
+        lr = typed["lr"] if typed.get("lr") is not None else branch.lr
+        rate = {} if lr is None else {"lr": learning_rate(lr, self.lora)}
         if branch.method != "policy_gradient":
             return build(SftConfig, {**vars(self.sft), **rate, **branch.changes}, f"branches.{name}.changes")
         world = self.worlds[branch.world]
         fixed = {"prompts_per_step": world.prompts_per_step, "max_turns": self.turn_limit(branch.world)}
-        fixed["max_new_tokens"] = DOMAINS[self.domain(branch.world)].max_new_tokens
+        fixed["max_new_tokens"] = self.answer_limit(branch.world)
         return load_algo(branch.algo, self.rl, fixed, rate, branch.changes, typed)
 
     def credit_config(self, name: str) -> CreditConfig | None:

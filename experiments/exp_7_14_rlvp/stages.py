@@ -6,10 +6,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from common.checkpoints import load_model, save_model
 from common.models import build_decoder
 from common.rejection import row_batches
 from common.seeding import base_seed
 from common.sft import SftBatch
+from common.stages import stage
 from common.supervised import SFT_MODULES, supervised
 from common.tokenizers import PhraseEncoder
 from experiments.exp_7_14_rlvp import data
@@ -22,6 +24,8 @@ SFT_CODE = [*WORLD_CODE, *SFT_MODULES]
 
 def start_of(settings: Settings, name: str, seed: int) -> Path:
     """A start model: a decoder that learnt its domain's texts from scripts of mixed quality, and nothing else."""
+    if settings.model_path is not None:
+        return pretrained(settings)
     start, first = settings.starts[name], base_seed(seed, settings.bases)
 
     def model() -> tuple[Any, Any]:
@@ -40,3 +44,13 @@ def start_of(settings: Settings, name: str, seed: int) -> Path:
         config=settings.start_training, steps=start.steps, model=model, batches=batches,
         key=[settings.model, start, settings.start_ruled, settings.obeying], modules=SFT_CODE,
     )  # fmt: skip
+
+
+def pretrained(settings: Settings) -> Path:
+    """The model of model_path as a stage, in place of every start model."""
+
+    def build(folder: Path) -> None:
+        save_model(*load_model(str(settings.model_path), dtype=settings.dtype), folder / "model")
+
+    key = [settings.model_path, settings.dtype]
+    return stage("pretrained", build, config=key, modules=["common.checkpoints"], root=Path(settings.runs_dir) / "stages")
