@@ -12,6 +12,7 @@ import sys
 from collections.abc import Iterator
 from itertools import product
 
+from common.sandbox import isolation
 from common.seeding import python_random
 from experiments.exp_7_14_rlvp import data, theorem
 from experiments.exp_7_14_rlvp.calls import Call
@@ -28,12 +29,18 @@ WORLDS = (
     ("theorems", {"parts": 3, "length": 2}), ("theorems", {"parts": 1, "length": 6}),
 )  # fmt: skip
 TASKS = 200
+SHELL_TASKS = 10  # a command takes some milliseconds
 TACTICS = [tool for tool in theorem.TOOLS for _ in range(5 if tool.name in ("intro", "exact") else 1)]
 NO_CALLS = (
     "", " ", "submit ", " submit", "SUBMIT", "submit\nsubmit", "test; submit", "resolve", "call", "exact", "list", "read",
     "rewrite h1 h2", "exact h1 ", "exact h1\n", "delete s1/*", "write s1/web.cfg", "write s1/web.cfg port=10",
     'Action: submit {}', "s" * 20_000,
 )  # fmt: skip
+
+
+def attacked() -> list[tuple[str, dict]]:
+    """The worlds; the terminal where the sandbox isolates."""
+    return [*WORLDS, *([("terminal", {})] if isolation().strong else [])]
 
 
 def play(env: ToolEnv, options: dict, mix: Mix) -> tuple[bool, int]:
@@ -50,9 +57,10 @@ def play(env: ToolEnv, options: dict, mix: Mix) -> tuple[bool, int]:
 
 def scripted() -> Iterator[str]:
     """Perfect scripts score and are clean; failing ones are clean and do not score."""
-    for domain, options in WORLDS:
+    for domain, options in attacked():
         env = DOMAINS[domain].make_env()
-        for task in data.tasks("train", options, TASKS // 2) + data.tasks("test", options, TASKS // 2):
+        count = (SHELL_TASKS if domain == "terminal" else TASKS) // 2
+        for task in data.tasks("train", options, count) + data.tasks("test", options, count):
             if play(env, task, PERFECT) != (True, 0):
                 yield f"{domain} {task}: a perfect script does not score, or breaks a rule"
             if domain != "theorems" and play(env, task, FAILING) != (False, 0):
@@ -61,7 +69,7 @@ def scripted() -> Iterator[str]:
 
 def no_calls() -> Iterator[str]:
     """What is no call changes nothing, ends nothing and pays nothing; ending at once does not score."""
-    for domain, options in WORLDS:
+    for domain, options in attacked():
         env = DOMAINS[domain].make_env()
         for text in NO_CALLS:
             env.reset(options={"task": 1, **options})
@@ -129,7 +137,7 @@ def proofs(statements: int = 2000) -> Iterator[str]:
 
 def overlaps() -> Iterator[str]:
     """No two splits share a task, by number or by what it says."""
-    for domain, options in WORLDS:
+    for domain, options in attacked():
         env, owner = DOMAINS[domain].make_env(), dict[str, str]()
         for split, numbers in SPLITS.items():
             for number in numbers[:1000]:
@@ -144,6 +152,8 @@ def main() -> int:
     suite = cases()
     holes = [hole for case in suite for hole in failures(case)]
     print(f"loophole suite: {len(suite)} trajectories")
+    if not isolation().strong:
+        print(f"the terminal is left out: {isolation().why}")
     for name, attack in (("scripts", scripted), ("no calls", no_calls), ("proofs", proofs), ("splits", overlaps)):
         found = list(attack())
         print(f"{name}: {len(found)} holes")

@@ -21,6 +21,7 @@ from experiments.exp_7_14_rlvp.csops import CSOps
 from experiments.exp_7_14_rlvp.env import BAD_CALL, BLOCKED, RULES_HEAD, ToolEnv
 from experiments.exp_7_14_rlvp.fileops import FileOps
 from experiments.exp_7_14_rlvp.scripts import Mix, script
+from experiments.exp_7_14_rlvp.terminal import Terminal
 from experiments.exp_7_14_rlvp.theorem import Theorems
 
 SPLITS = {"train": range(500), "validation": range(500, 1000), "test": range(1000, 10_000), "start": range(10_000, 40_000)}
@@ -60,6 +61,7 @@ DOMAINS = {
     "fileops": Domain(FileOps, FILE_PHRASES, 10),
     "csops": Domain(CSOps, DESK_PHRASES, 8),
     "theorems": Domain(Theorems, PROOF_PHRASES, 4),
+    "terminal": Domain(Terminal, (), 512),  # its commands are free text: for pre-trained models alone
 }
 
 

@@ -9,7 +9,10 @@ from common.records import Record, ordered
 from common.report.figures import bars, curve
 
 LABELS = load_claims(Path(__file__).with_name("claims.yaml")).labels
-FAMILIES = {"files": "FileOps, one stage", "chain": "FileOps, three stages", "desk": "CSOps", "proofs": "theorems"}
+FAMILIES = {
+    "files": "FileOps, one stage", "chain": "FileOps, three stages", "desk": "CSOps", "proofs": "theorems",
+    "terminal": "terminal",
+}  # fmt: skip
 AXIS = "compute of the arm's own training, percent"
 
 

@@ -11,7 +11,7 @@ import random
 from dataclasses import dataclass, fields
 
 from common.schema import within
-from experiments.exp_7_14_rlvp import csops, fileops, theorem
+from experiments.exp_7_14_rlvp import csops, fileops, terminal, theorem
 from experiments.exp_7_14_rlvp.calls import Call, write
 from experiments.exp_7_14_rlvp.logic import premises
 
@@ -46,6 +46,8 @@ def script(world: object, mix: Mix, stream: random.Random) -> list[str]:
         return [write(call, csops.TOOLS) for call in desk_script(world, mix, stream)]
     if isinstance(world, theorem.TheoremWorld):
         return [write(call, theorem.TOOLS) for call in proof_script(world, mix, stream)]
+    if isinstance(world, terminal.TerminalWorld):
+        return [write(call, terminal.TOOLS) for call in terminal_script(world, mix, stream)]
     raise TypeError(f"no scripts for {type(world).__name__}")
 
 
@@ -172,3 +174,19 @@ def expert_tactic(trial: theorem.Theorem) -> Call:
         if formula[0] == "and" and goal in formula[1:]:
             return Call("destruct", (name,))
     return Call("apply", (next(name for name, _ in sequent.hyps if premises(sequent, "apply", (name,)) is not None),))
+
+
+# Terminal --------------------------------------------------------------------------------------------------------------
+
+
+def terminal_script(world: terminal.TerminalWorld, mix: Mix, stream: random.Random) -> list[Call]:
+    """Looks at the code, writes it anew, right or wrong, and tests."""
+    found = [Call("shell", (f"cat {terminal.CODE}",))] if stream.random() < mix.needed else []
+    if stream.random() < mix.junk:
+        found.append(Call("shell", ("ls",)))
+    if stream.random() >= mix.skip:
+        text = world.source(right=stream.random() >= mix.wrong).decode().strip()
+        found.append(Call("shell", (f"echo '{text}  # mended' > {terminal.CODE}",)))
+    if stream.random() < mix.neutral:
+        found.append(Call("run_tests"))
+    return [*found, Call("submit")]

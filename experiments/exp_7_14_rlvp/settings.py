@@ -43,8 +43,9 @@ class WorldConfig:
 
 @dataclass(frozen=True)
 class Branch:
-    """What an arm does after the start. ``credits``: keys of CreditConfig; ``changes``: of the method's configuration.
+    """What an arm does after the start. ``study``: named runs only where `arms` names it.
 
+    ``credits``: keys of CreditConfig; ``changes``: of the method's configuration.
     ``scripts``: perfect or failing, for SFT. ``views``: how it is measured beside hidden rules: ruled (they stand in the
     prompt), guarded (a guardrail blocks what would break one).
     ``own_credits``: false trains by the preset's own advantages (DAPO). ``guests``: perfect or failing puts one scripted
@@ -125,7 +126,7 @@ class Settings(Common):
         for name, branch in self.branches.items():
             one_of(f"branches.{name}.method", branch.method, METHODS)
             one_of(f"branches.{name}.world", branch.world, self.worlds)
-            one_of(f"branches.{name}.study", branch.study, ("main", "ablation", "both"))
+            one_of(f"branches.{name}.study", branch.study, ("main", "ablation", "both", "named"))
             one_of(f"branches.{name}.scripts", branch.scripts, ("perfect", "failing"))
             within(f"branches.{name}.budget", branch.budget, 0, above=True)
             one_of(f"branches.{name}.guests", branch.guests, ("none", "perfect", "failing"))
@@ -137,6 +138,8 @@ class Settings(Common):
             one_of("arms", arm, self.branches)
         for arm in self.chosen():
             branch = self.branches[arm]
+            if self.model_path is None and not DOMAINS[self.domain(branch.world)].phrases:
+                raise ConfigError(f"arms={arm}: its world is free text, which takes a pre-trained model: set model_path.")
             if self.model_path is not None and (branch.method == "sft" or branch.guests != "none"):
                 raise ConfigError(f"arms={arm}: scripts are in the language of the tiny models; not with a model_path.")
 

@@ -18,7 +18,7 @@ from experiments.exp_7_14_rlvp import data
 from experiments.exp_7_14_rlvp.settings import Settings
 
 HERE = "experiments.exp_7_14_rlvp."
-WORLD_CODE = [HERE + name for name in ("calls", "env", "fileops", "csops", "logic", "theorem", "scripts", "data")]
+WORLD_CODE = [HERE + name for name in ("calls", "env", "fileops", "csops", "logic", "theorem", "terminal", "scripts", "data")]
 SFT_CODE = [*WORLD_CODE, *SFT_MODULES]
 
 

@@ -1,8 +1,9 @@
 """Rates and weights by validation: `python -m experiments.exp_7_14_rlvp.tune [arm ...]`.
 
-The same number of tries for every arm that trains, on tuning seed 0 and validation tasks; the arms of the ablation take
-the rate of the arm that they differ from. Finished tries are found again. Writes tuning.jsonl and the README's table; the
-values in conf/experiment/7-14/base.yaml are then set by hand to the ones it marks.
+The same number of tries for each arm named below, on tuning seed 0 and validation tasks; arms that change one key of another
+take its values (`TAKES`), and those of the ablation the values of the arm that they differ from. Finished tries are found
+again. Writes tuning.jsonl and the README's table; the values in conf/experiment/7-14/base.yaml are then set by hand to the
+ones it marks.
 """
 
 from __future__ import annotations
@@ -26,19 +27,28 @@ HERE = Path(__file__).parent
 FILE, README = HERE / "tuning.jsonl", HERE / "README.md"
 BLOCK = ("<!-- tuning:begin -->", "<!-- tuning:end -->")
 SEED = 0
-RATES = (2e-4, 5e-4, 1e-3)
-ARMS = (
-    "outcome", "dapo", "c1", "rlvp", "rlvp_bare", "penalties", "rlvp_held_out", "sft_perfect", "sft_failing",
-    "chain_outcome", "chain_progress", "chain_rlvp", "desk_outcome", "desk_rlvp", "wide_outcome", "wide_progress",
-    "deep_outcome", "deep_progress",
-)  # fmt: skip
-BY_SUCCESS = ("outcome", "dapo", "progress", "failing")  # last words of arms that are paid for nothing else
+RATES = (5e-4, 1e-3, 2e-3)
+WEIGHTED = ((5e-4, 0.25), (1e-3, 0.25), (1e-3, 0.1))  # (rate, weight of a penalty and of a credit)
+PAID = ("rlvp", "rlvp_bare", "chain_rlvp")
+ARMS = ("outcome", "rlvp", "rlvp_bare", "sft_perfect", "chain_outcome", "chain_rlvp", "wide_outcome", "wide_progress")
+TAKES = {
+    **dict.fromkeys(("penalties", "rlvp_held_out", "rlvp_failing", "desk_rlvp"), "rlvp"), "desk_outcome": "outcome",
+    "sft_failing": "sft_perfect", "chain_progress": "chain_outcome", "deep_outcome": "wide_outcome",
+    "deep_progress": "wide_progress",
+}  # fmt: skip
 METRICS = ("success", "violations", "perfect", "unused_credits", "calls")
 
 
 def tries(arm: str) -> list[tuple[str, list[str]]]:
     """(note, changes) of each try."""
-    return [(f"lr {rate:g}", [f"branches.{arm}.lr={rate:g}"]) for rate in RATES]
+    if arm not in PAID:
+        return [(f"lr {rate:g}", [f"branches.{arm}.lr={rate:g}"]) for rate in RATES]
+    weighed = ("penalty",) if arm.endswith("bare") else ("penalty", "credit")
+    return [
+        (f"lr {rate:g}, weights {weight:g}",
+         [f"branches.{arm}.lr={rate:g}", *(f"branches.{arm}.credits.{key}={weight:g}" for key in weighed)])
+        for rate, weight in WEIGHTED
+    ]  # fmt: skip
 
 
 def one_try(arm: str, note: str, changes: list[str]) -> Record:
@@ -54,8 +64,8 @@ def one_try(arm: str, note: str, changes: list[str]) -> Record:
 
 
 def best(rows: list[Record]) -> Record:
-    """The try to take."""
-    key = "success" if rows[0]["arm"].split("_")[-1] in BY_SUCCESS else "perfect"
+    """The try to take: by perfect episodes, where nothing but the outcome is paid for by success."""
+    key = "perfect" if rows[0]["arm"] in (*PAID, "sft_perfect") else "success"
     return max(rows, key=lambda row: row[key])
 
 

@@ -15,7 +15,7 @@ from experiments.exp_7_14_rlvp.audit import WORLDS
 from experiments.exp_7_14_rlvp.data import DOMAINS, SPLITS
 from experiments.exp_7_14_rlvp.evaluate import Evaluator, all_of, episode_metrics
 from experiments.exp_7_14_rlvp.figures import family
-from experiments.exp_7_14_rlvp.scripts import PERFECT, Mix, script
+from experiments.exp_7_14_rlvp.scripts import FAILING, PERFECT, Mix, script
 from experiments.exp_7_14_rlvp.settings import Settings
 
 NUMBER = "7-14"
@@ -64,6 +64,16 @@ def test_a_scripted_row_is_what_an_episode_would_be(domain, options):
         if turn < len(texts) // 2 - 1:
             wanted.append(encode_feedback(tokenizer, texts[2 * turn + 2], True), None, -1)
     assert (ids, mask) == (wanted.ids, wanted.mask)
+
+
+def test_a_scripted_episode_knows_what_it_did():
+    env, encode = DOMAINS["fileops"].make_env(), PhraseEncoder(data.build_tokenizer("fileops"))
+    perfect = data.scripted_episode(env, {"task": 10}, PERFECT, encode, 0)  # an edit: read, write, test, submit
+    assert [text.split(" ")[0] for text in perfect.texts] == ["read", "write", "test", "submit"]
+    assert perfect.success and perfect.reward == 1.0 and perfect.terminated and len(perfect.infos) == 4
+    assert sorted(set(perfect.turns)) == [-1, 0, 1, 2, 3] and perfect.tokens_forward == 0
+    failing = data.scripted_episode(env, {"task": 10}, FAILING, encode, 0)
+    assert not failing.success and failing.reward == 0.0 and not any(info["violations"] for info in failing.infos)
 
 
 def test_start_rows_are_their_seeds_and_a_share_reads_the_rules():
@@ -129,11 +139,27 @@ def test_an_arm_in_full():
         ("starts.desk.domain=desk", "domain"),
         ("sft_scripts=501", "sft_scripts"),
         ("arms=[rlpv]", "rlpv"),
+        ("branches.rlvp.guests=some", "guests"),
+        ("branches.start.views=[hidden]", "views"),
+        ("max_new_tokens=64", "model_path"),
+        ("arms=[terminal_rlvp]", "model_path"),
     ],
 )
 def test_bad_settings_are_refused_by_name(change, words):
     with pytest.raises(ConfigError, match=words):
         compose(NUMBER, Settings, [change])
+
+
+def test_the_gpu_configuration_is_the_published_one():
+    settings = compose(NUMBER, Settings, ["scale=gpu"])
+    config, credits = settings.arm_config("rlvp"), settings.credit_config("rlvp")
+    assert settings.model_path == "Qwen/Qwen3-4B" and settings.make_env("files")().syntax == "json"
+    assert (config.prompts_per_step, config.group_size, config.epochs, config.temperature) == (16, 8, 3, 1.1)
+    assert (config.lr, config.max_new_tokens, credits.penalty, credits.credit) == (pytest.approx(6e-5), 512, 0.25, 0.25)
+    terminal = compose(NUMBER, Settings, ["scale=gpu", "arms=[terminal_rlvp]"]).arm_config("terminal_rlvp")
+    assert (terminal.lr, terminal.max_turns, terminal.prompts_per_step) == (pytest.approx(2e-5), 15, 4)
+    with pytest.raises(ConfigError, match="scripts"):
+        compose(NUMBER, Settings, ["scale=gpu", "arms=[sft_perfect]"])
 
 
 def test_claims_speak_of_arms_and_rules_that_are_there():
@@ -149,7 +175,7 @@ def test_claims_speak_of_arms_and_rules_that_are_there():
             assert point.metric.removeprefix("rule/") in DOMAINS[BASE.domain(branch.world)].make_env().rules
         assert point.split in ("hidden", "train", *branch.views)
         assert point.split != "train" or branch.method == "policy_gradient"
-    assert {family(arm) for arm in BASE.branches} == {"files", "chain", "desk", "proofs"}
+    assert {family(arm) for arm in BASE.branches} == {"files", "chain", "desk", "proofs", "terminal"}
 
 
 # Measures --------------------------------------------------------------------------------------------------------------

@@ -11,6 +11,8 @@ from pathlib import Path
 import pytest
 
 from common.config import compose
+from common.models import DecoderConfig, build_decoder
+from experiments.exp_7_14_rlvp import data
 from experiments.exp_7_14_rlvp.settings import Settings
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -72,3 +74,33 @@ def test_killed_in_the_middle_of_an_arm_it_ends_with_the_records_of_an_undisturb
     run(tmp_path, f"arms=[{','.join(FEW)}]", "workers=1")
     resumed = [line for line in records(whole).splitlines() if json.loads(line)["arm"] in FEW]
     assert sorted(resumed) == sorted(records(tmp_path).splitlines())
+
+
+LOADS = """
+import sys
+from transformers import AutoModelForCausalLM, AutoTokenizer
+tokenizer = AutoTokenizer.from_pretrained(sys.argv[1])
+model = AutoModelForCausalLM.from_pretrained(sys.argv[1])
+ids = tokenizer("create s1/web.cfg port=1 size=2 mode=3; ", add_special_tokens=False, return_tensors="pt")
+print(model.generate(**ids, max_new_tokens=3).shape)
+"""
+
+
+def test_a_trained_model_loads_with_plain_transformers(whole):
+    folder = whole / "runs/7-14/smoke/main/base/rlvp/seed100/model"
+    done = subprocess.run([sys.executable, "-c", LOADS, str(folder)], capture_output=True, text=True, check=False)
+    assert done.returncode == 0 and "torch.Size" in done.stdout, done.stderr
+
+
+def test_a_pretrained_model_calls_by_json_and_learns_with_an_adapter(tmp_path):
+    tokenizer = data.build_tokenizer("fileops")
+    shape = DecoderConfig(hidden=16, layers=1, heads=2, kv_heads=2, feedforward=24, max_length=4096)
+    build_decoder(shape, tokenizer, 0).save_pretrained(tmp_path / "tiny")
+    tokenizer.save_pretrained(tmp_path / "tiny")
+    own = [f"model_path={tmp_path / 'tiny'}", "lora.enabled=true", "max_new_tokens=4", "worlds.files.flops=1e6", "workers=1"]
+    run(tmp_path, "arms=[rlvp]", *own)
+    rows = [json.loads(line) for line in records(tmp_path).splitlines()]
+    found = {row["metric"]: row["value"] for row in rows if row["final"] and row["split"] == "hidden"}
+    assert found["malformed"] == found["calls"] == 12 and found["success"] == 0
+    (adapter,) = (tmp_path / "runs").rglob("rlvp/seed100/model/adapter_model.safetensors")
+    assert adapter.stat().st_size > 0
