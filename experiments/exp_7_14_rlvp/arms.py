@@ -10,6 +10,7 @@ from common.compute import Budget, Meter
 from common.credits import make_credit
 from common.grpo import train_grpo
 from common.guests import Guests
+from common.judge import Judged
 from common.models import parameter_count
 from common.rejection import row_batches
 from common.runlog import RunLog
@@ -19,6 +20,7 @@ from experiments.exp_7_14_rlvp import data
 from experiments.exp_7_14_rlvp.evaluate import Evaluator
 from experiments.exp_7_14_rlvp.scripts import FAILING, PERFECT
 from experiments.exp_7_14_rlvp.settings import Branch, Settings, WorldConfig
+from experiments.exp_7_14_rlvp.stages import load_judge
 
 MIXES = {"perfect": PERFECT, "failing": FAILING}
 
@@ -35,6 +37,7 @@ class Arm:
     folder: Path
     log: RunLog
     evaluator: Evaluator
+    judge: Path | None = None
 
     @property
     def branch(self) -> Branch:
@@ -85,8 +88,12 @@ def reinforce(arm: Arm) -> Meter:
     def task_at(step: int, count: int) -> list[dict]:
         return data.training_tasks(arm.world.options, arm.seed, step, count)
 
+    make_env = settings.make_env(arm.branch.world)
+    if arm.judge is not None:
+        judge = load_judge(arm.judge, arm.model)
+        make_env = Judged(make_env, judge, arm.tokenizer.pad_token_id, parameter_count(arm.model))
     meter = train_grpo(
-        arm.model, arm.tokenizer, settings.make_env(arm.branch.world), task_at, settings.arm_config(arm.name), seed=arm.seed,
+        arm.model, arm.tokenizer, make_env, task_at, settings.arm_config(arm.name), seed=arm.seed,
         credit=None if credits is None else make_credit(credits), guests=guests_of(arm), **arm.where(),
     )  # fmt: skip
     arm.evaluator.training_records(arm.folder)

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from common.checkpoints import load_model, save_model
 from common.config import cli, number_keys, run_folder, seed_list
+from common.files import read_json
 from common.jobs import Cell, Job, cell_folder, complete_cell
 from common.lora import add_adapter
 from common.records import read_jsonl
@@ -28,7 +29,7 @@ NUMBER = "7-14"
 TITLE = "RLVP: reward the outcome, penalise the path"
 CLAIMS = Path(__file__).with_name("claims.yaml")
 COMMON = (
-    "advantages", "algo", "compute", "credits", "decoding", "evaluation", "grpo", "guests", "loop", "lora", "policy", "rollout",
+    "advantages", "algo", "compute", "credits", "decoding", "evaluation", "grpo", "guests", "judge", "loop", "lora", "policy", "rollout",
 )  # fmt: skip
 CODE = [*stages.SFT_CODE, *(stages.HERE + name for name in ("arms", "evaluate", "run", "stages"))]
 CODE += [f"common.{name}" for name in COMMON]
@@ -45,15 +46,17 @@ def run_cell(settings: Settings, arm: str, seed: int) -> dict:
     start = stages.start_of(settings, settings.worlds[branch.world].start, seed)
     folder = cell_folder(run_folder(settings), Cell(arm, seed))
     apart = number_keys(settings, "branches", "worlds", "starts")
-    key = fingerprint([branch, settings.worlds[branch.world], apart, seed], CODE, [start])
-    complete_cell(folder, key, partial(train_and_evaluate, settings, arm, seed, start, folder))
+    judge = stages.judge_of(settings, branch.world, seed) if branch.judged else None
+    built = [start] if judge is None else [start, judge]
+    key = fingerprint([branch, settings.worlds[branch.world], apart, seed], CODE, built)
+    complete_cell(folder, key, partial(train_and_evaluate, settings, arm, seed, start, judge, folder))
     final = [row for row in read_jsonl(folder / "records.jsonl") if row["final"] and row["split"] == "hidden"]
     found = {row["metric"]: row["value"] for row in final}
     headline = f"success {found['success']:.1%}, {found['violations']:.2f} violations in {found['calls']:.1f} calls"
-    return {"stages": [str(start)], "headline": headline}
+    return {"stages": [str(path) for path in built], "headline": headline}
 
 
-def train_and_evaluate(settings: Settings, arm: str, seed: int, start: Path, folder: Path) -> None:
+def train_and_evaluate(settings: Settings, arm: str, seed: int, start: Path, judge: Path | None, folder: Path) -> None:
     """The cell itself: train the arm, measure it, keep its model."""
     branch = settings.branches[arm]
     labels = {"experiment": NUMBER, "scale": settings.scale, "variant": settings.variant, "arm": arm, "seed": seed}
@@ -62,8 +65,11 @@ def train_and_evaluate(settings: Settings, arm: str, seed: int, start: Path, fol
         model, _ = load_model(start / "model", settings.device, settings.dtype)
         model = model if branch.method == "none" else add_adapter(model, settings.lora, "rl", seed)
         evaluator = Evaluator(settings, branch.world, reference, tokenizer, log, seed)
-        meter = arms.train(arms.Arm(arm, settings, model, tokenizer, seed, folder, log, evaluator))
+        meter = arms.train(arms.Arm(arm, settings, model, tokenizer, seed, folder, log, evaluator, judge))
         save_model(model, tokenizer, folder / "model")
+        if judge is not None:
+            for name, value in read_json(judge / stages.QUALITY).items():
+                evaluator.put("train", f"judge_{name}", value, settings.judge_episodes)
         evaluator.final(model, ["hidden", *branch.views])
         log.cost(flops=meter.flops, tokens_forward=meter.tokens_forward, tokens_trained=meter.tokens_trained)
 

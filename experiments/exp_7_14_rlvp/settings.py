@@ -49,7 +49,7 @@ class Branch:
     ``scripts``: perfect or failing, for SFT. ``views``: how it is measured beside hidden rules: ruled (they stand in the
     prompt), guarded (a guardrail blocks what would break one).
     ``own_credits``: false trains by the preset's own advantages (DAPO). ``guests``: perfect or failing puts one scripted
-    episode of the training task into each group.
+    episode of the training task into each group. ``judged``: a learned judge finds the violations that are paid for.
     """
 
     method: str
@@ -61,6 +61,7 @@ class Branch:
     changes: dict[str, Any] = field(default_factory=dict)
     own_credits: bool = True
     guests: str = "none"
+    judged: bool = False
     scripts: str = "perfect"
     views: tuple[str, ...] = ()
     budget: float = 1.0
@@ -93,6 +94,9 @@ class Settings(Common):
     rl: dict[str, Any]
     sft: SftConfig
     sft_scripts: int
+    judge: SftConfig
+    judge_episodes: int
+    judge_steps: int
     evaluation: EvaluationConfig
     branches: dict[str, Branch]
 
@@ -107,6 +111,8 @@ class Settings(Common):
             )
         within("start_ruled", self.start_ruled, 0, 1)
         within("sft_scripts", self.sft_scripts, 1, len(SPLITS["train"]))
+        for key in ("judge_episodes", "judge_steps"):
+            within(key, getattr(self, key), 1)
         for name, start in self.starts.items():
             one_of(f"starts.{name}.domain", start.domain, DOMAINS)
             within(f"starts.{name}.scripts", start.scripts, 1, len(SPLITS["start"]))

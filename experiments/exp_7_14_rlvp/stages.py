@@ -6,10 +6,16 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from safetensors.torch import load_file, save_file
+
 from common.checkpoints import load_model, save_model
+from common.episodes import run_episodes
+from common.files import write_json
+from common.judge import quality, train_judge
 from common.models import build_decoder
 from common.rejection import row_batches
-from common.seeding import base_seed
+from common.reward_model import build_reward_model
+from common.seeding import base_seed, generator
 from common.sft import SftBatch
 from common.stages import stage
 from common.supervised import SFT_MODULES, supervised
@@ -19,6 +25,7 @@ from experiments.exp_7_14_rlvp.settings import Settings
 
 HERE = "experiments.exp_7_14_rlvp."
 WORLD_CODE = [HERE + name for name in ("calls", "env", "fileops", "csops", "logic", "theorem", "terminal", "scripts", "data")]
+JUDGE, QUALITY = "judge.safetensors", "quality.json"
 SFT_CODE = [*WORLD_CODE, *SFT_MODULES]
 
 
@@ -44,6 +51,43 @@ def start_of(settings: Settings, name: str, seed: int) -> Path:
         config=settings.start_training, steps=start.steps, model=model, batches=batches,
         key=[settings.model, start, settings.start_ruled, settings.obeying], modules=SFT_CODE,
     )  # fmt: skip
+
+
+def judge_of(settings: Settings, world: str, seed: int) -> Path:
+    """A judge of turns, taught by what the rules say of the start's own episodes on tasks of its scripts."""
+    start, first = start_of(settings, settings.worlds[world].start, seed), base_seed(seed, settings.bases)
+
+    def build(folder: Path) -> None:
+        model, tokenizer = load_model(start / "model")
+        count = settings.judge_episodes
+        episodes = run_episodes(
+            model, tokenizer, settings.make_env(world), data.tasks("start", settings.worlds[world].options, 2 * count),
+            max_turns=settings.turn_limit(world), max_new_tokens=settings.answer_limit(world), temperature=1.0,
+            generator=generator(first, "judge"),
+        )  # fmt: skip
+        judge = build_reward_model(model)
+        pad = tokenizer.pad_token_id
+        train_judge(judge, episodes[:count], settings.judge, steps=settings.judge_steps, pad_id=pad, seed=first)
+        write_json(folder / QUALITY, quality(judge, episodes[count:], pad)._asdict())
+        save_file(judge.state_dict(), folder / JUDGE)
+
+    key = [
+        settings.worlds[world].options,
+        settings.judge,
+        settings.judge_episodes,
+        settings.judge_steps,
+        first,
+        settings.threads,
+    ]
+    modules = [*WORLD_CODE, HERE + "stages", *(f"common.{name}" for name in ("episodes", "judge", "reward_model", "rollout"))]
+    return stage(f"judge-{world}", build, config=key, modules=modules, inputs=[start], root=Path(settings.runs_dir) / "stages")
+
+
+def load_judge(folder: Path, policy: Any) -> Any:
+    """The judge of a stage; `policy` gives its shape."""
+    judge = build_reward_model(policy)
+    judge.load_state_dict(load_file(folder / JUDGE))
+    return judge
 
 
 def pretrained(settings: Settings) -> Path:
