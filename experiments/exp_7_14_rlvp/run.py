@@ -29,7 +29,8 @@ NUMBER = "7-14"
 TITLE = "RLVP: reward the outcome, penalise the path"
 CLAIMS = Path(__file__).with_name("claims.yaml")
 COMMON = (
-    "advantages", "algo", "compute", "credits", "decoding", "evaluation", "grpo", "guests", "judge", "loop", "lora", "policy", "rollout",
+    "advantages", "algo", "compute", "credits", "decoding", "evaluation", "grpo", "guests", "judge", "loop", "lora", "policy",
+    "rollout",
 )  # fmt: skip
 CODE = [*stages.SFT_CODE, *(stages.HERE + name for name in ("arms", "evaluate", "run", "stages"))]
 CODE += [f"common.{name}" for name in COMMON]
@@ -69,7 +70,8 @@ def train_and_evaluate(settings: Settings, arm: str, seed: int, start: Path, jud
         save_model(model, tokenizer, folder / "model")
         if judge is not None:
             for name, value in read_json(judge / stages.QUALITY).items():
-                evaluator.put("train", f"judge_{name}", value, settings.judge_episodes)
+                reason = {} if value is not None else {"reason": "the judge names nothing, or there is nothing to name"}
+                evaluator.put("train", f"judge_{name}", value, settings.judge_episodes, **reason)
         evaluator.final(model, ["hidden", *branch.views])
         log.cost(flops=meter.flops, tokens_forward=meter.tokens_forward, tokens_trained=meter.tokens_trained)
 
