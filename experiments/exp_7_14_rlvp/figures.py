@@ -1,14 +1,19 @@
-"""The figures of the report, from records alone: what each way of paying buys, and what it costs."""
+"""The figures and tables of the report, from records alone: what each way of paying buys, and what it costs."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 from common.claims import load_claims
-from common.records import Record, ordered
+from common.records import Point, Record, ordered, sample_at
 from common.report.figures import bars, curve
+from common.report.tables import Table
+from common.report.text import NOT_AVAILABLE, interval
+from common.statistics import estimate
 
-LABELS = load_claims(Path(__file__).with_name("claims.yaml")).labels
+CLAIMS = load_claims(Path(__file__).with_name("claims.yaml"))
+LABELS = CLAIMS.labels
 FAMILIES = {
     "files": "FileOps, one stage", "chain": "FileOps, three stages", "desk": "CSOps", "proofs": "theorems",
     "terminal": "terminal",
@@ -43,3 +48,38 @@ def figures(records: list[Record], folder: Path) -> list[str]:
         path, title = folder / "farmed.svg", "FileOps: credits per episode that nothing came of"
         names.append(bars(records, "hidden", "unused_credits", arms, path, title=title, labels=LABELS, unit="number"))
     return names
+
+
+BEHAVIOUR = ("success", "perfect", "perfect_all", "violations", "calls", "changes", "credits", "unused_credits")
+WAYS = ("outcome", "penalty", "path", "progress")
+
+
+def sections(records: list[Record]) -> dict[str, str]:
+    """Heading -> Markdown: what each policy does, which rules it breaks, and dead groups counted in four ways."""
+    found = {}
+    for name, title in FAMILIES.items():
+        arms = [arm for arm in ordered(records, "arm") if family(arm) == name]
+        metrics = BEHAVIOUR if name != "proofs" else ("success", "progress", "calls", "malformed")
+        if arms:
+            found[f"What the policies do: {title}"] = table(records, arms, metrics, "hidden")
+        rules = sorted({row["metric"] for row in records if row["arm"] in arms and row["metric"].startswith("rule/")})
+        if arms and name != "proofs":
+            found[f"Which rules are broken, times per episode: {title}"] = table(records, arms, rules, "hidden")
+    counted = {row["arm"] for row in records if row["metric"] == "dead_path_early"}
+    trained = [arm for arm in ordered(records, "arm") if arm in counted]
+    if trained:
+        metrics = [f"dead_{way}_{when}" for way in WAYS for when in ("early", "late")]
+        found["Dead groups: the same samples scored in four ways"] = table(records, trained, metrics, "train")
+    return found
+
+
+def table(records: list[Record], arms: list[str], metrics: Sequence[str], split: str) -> str:
+    """One line per arm, one column per metric: mean and interval."""
+
+    def cell(arm: str, metric: str) -> str:
+        unit = CLAIMS.metric(metric).unit
+        value = estimate(sample_at(records, Point(arm, metric, split)), rate=unit == "rate")
+        return interval(value, unit) if value else NOT_AVAILABLE
+
+    names = [metric.removeprefix("rule/").removeprefix("dead_").replace("_", " ") for metric in metrics]
+    return Table(("arm", *names), [(LABELS.get(arm, arm), *(cell(arm, metric) for metric in metrics)) for arm in arms]).markdown

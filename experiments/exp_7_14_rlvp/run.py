@@ -21,10 +21,10 @@ from common.stages import fingerprint
 from common.study import run_study
 from experiments.exp_7_14_rlvp import arms, stages
 from experiments.exp_7_14_rlvp.evaluate import Evaluator
-from experiments.exp_7_14_rlvp.figures import figures
+from experiments.exp_7_14_rlvp.figures import figures, sections
 from experiments.exp_7_14_rlvp.settings import Settings
 
-__all__ = ["NUMBER", "TITLE", "Settings", "figures"]
+__all__ = ["NUMBER", "TITLE", "Settings", "figures", "sections"]
 NUMBER = "7-14"
 TITLE = "RLVP: reward the outcome, penalise the path"
 CLAIMS = Path(__file__).with_name("claims.yaml")
@@ -94,7 +94,7 @@ def main(settings: Settings) -> int:
     """Runs the chosen cells on the worker processes, gathers them and writes the report; 1 if a cell failed."""
     seeds, names = seed_list(settings), settings.chosen()
     cells = [Cell(arm, seed) for seed in seeds for arm in names]
-    return run_study(settings, plan(settings, seeds, names), cells, claims=CLAIMS, figures=figures)
+    return run_study(settings, plan(settings, seeds, names), cells, claims=CLAIMS, figures=figures, sections=sections)
 
 
 if __name__ == "__main__":

@@ -68,6 +68,9 @@ def test_every_arm_ends_with_its_numbers_in_every_view(whole):
     (provenance,) = (whole / "results").rglob("provenance.json")
     written = json.loads(provenance.read_text())
     assert written["failed"] == [] and {cell["arm"] for cell in written["cells"]} == set(settings.chosen())
+    (report,) = (whole / "results").rglob("report.md")
+    for heading in ("What the policies do: FileOps, three stages", "Which rules are broken", "Dead groups"):
+        assert heading in report.read_text()
 
 
 def test_killed_in_the_middle_of_an_arm_it_ends_with_the_records_of_an_undisturbed_run(whole, tmp_path):
