@@ -15,7 +15,7 @@ from common.statistics import estimate
 CLAIMS = load_claims(Path(__file__).with_name("claims.yaml"))
 LABELS = CLAIMS.labels
 FAMILIES = {
-    "files": "FileOps, one stage", "chain": "FileOps, three stages", "desk": "CSOps", "proofs": "theorems",
+    "files": "FileOps, one stage", "chain": "FileOps, two stages", "desk": "CSOps", "proofs": "theorems",
     "terminal": "terminal",
 }  # fmt: skip
 AXIS = "compute of the arm's own training, percent"

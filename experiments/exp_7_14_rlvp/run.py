@@ -19,6 +19,7 @@ from common.runlog import RunLog
 from common.seeding import base_seed
 from common.stages import fingerprint
 from common.study import run_study
+from common.supervised import SFT_MODULES
 from experiments.exp_7_14_rlvp import arms, stages
 from experiments.exp_7_14_rlvp.evaluate import Evaluator
 from experiments.exp_7_14_rlvp.figures import figures, sections
@@ -32,7 +33,7 @@ COMMON = (
     "advantages", "algo", "compute", "credits", "decoding", "evaluation", "grpo", "guests", "judge", "loop", "lora", "policy",
     "rollout",
 )  # fmt: skip
-CODE = [*stages.SFT_CODE, *(stages.HERE + name for name in ("arms", "evaluate", "run", "stages"))]
+CODE = [*(stages.HERE + name for name in ("arms", "evaluate", "run", "stages")), *SFT_MODULES]
 CODE += [f"common.{name}" for name in COMMON]
 
 
@@ -49,7 +50,9 @@ def run_cell(settings: Settings, arm: str, seed: int) -> dict:
     apart = number_keys(settings, "branches", "worlds", "starts")
     judge = stages.judge_of(settings, branch.world, seed) if branch.judged else None
     built = [start] if judge is None else [start, judge]
-    key = fingerprint([branch, settings.worlds[branch.world], apart, seed], CODE, built)
+    key = fingerprint(
+        [branch, settings.worlds[branch.world], apart, seed], [*stages.code_of(settings.domain(branch.world)), *CODE], built
+    )
     complete_cell(folder, key, partial(train_and_evaluate, settings, arm, seed, start, judge, folder))
     final = [row for row in read_jsonl(folder / "records.jsonl") if row["final"] and row["split"] == "hidden"]
     found = {row["metric"]: row["value"] for row in final}

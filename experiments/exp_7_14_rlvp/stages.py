@@ -24,9 +24,13 @@ from experiments.exp_7_14_rlvp import data
 from experiments.exp_7_14_rlvp.settings import Settings
 
 HERE = "experiments.exp_7_14_rlvp."
-WORLD_CODE = [HERE + name for name in ("calls", "env", "fileops", "csops", "logic", "theorem", "terminal", "scripts", "data")]
+OWN = {"fileops": ("fileops",), "csops": ("csops",), "theorems": ("logic", "theorem"), "terminal": ("terminal",)}
 JUDGE, QUALITY = "judge.safetensors", "quality.json"
-SFT_CODE = [*WORLD_CODE, *SFT_MODULES]
+
+
+def code_of(domain: str) -> list[str]:
+    """The modules that a domain's texts and verdicts depend on."""
+    return [HERE + name for name in ("calls", "env", *OWN[domain], "scripts", "data")]
 
 
 def start_of(settings: Settings, name: str, seed: int) -> Path:
@@ -49,7 +53,7 @@ def start_of(settings: Settings, name: str, seed: int) -> Path:
     return supervised(
         f"start-{name}", experiment=settings.experiment, runs_dir=settings.runs_dir, threads=settings.threads, seed=first,
         config=settings.start_training, steps=start.steps, model=model, batches=batches,
-        key=[settings.model, start, settings.start_ruled, settings.obeying], modules=SFT_CODE,
+        key=[settings.model, start, settings.start_ruled, settings.obeying], modules=[*code_of(start.domain), *SFT_MODULES],
     )  # fmt: skip
 
 
@@ -79,7 +83,11 @@ def judge_of(settings: Settings, world: str, seed: int) -> Path:
         first,
         settings.threads,
     ]
-    modules = [*WORLD_CODE, HERE + "stages", *(f"common.{name}" for name in ("episodes", "judge", "reward_model", "rollout"))]
+    modules = [
+        *code_of(settings.domain(world)),
+        HERE + "stages",
+        *(f"common.{name}" for name in ("episodes", "judge", "reward_model", "rollout")),
+    ]
     return stage(f"judge-{world}", build, config=key, modules=modules, inputs=[start], root=Path(settings.runs_dir) / "stages")
 
 

@@ -1,7 +1,7 @@
 """Theorems as an environment: the state is a list of goals, an action is a tactic, the end is checked by the kernel.
 
     env = gymnasium.make("Theorems-v0")
-    prompt, info = env.reset(seed=3)      # h1:A->B h2:A h3:a=b |-B/\\f(a)=f(b)
+    prompt, info = env.reset(seed=3)      # A->B:h1 A:h2 a=b:h3 |-B/\\f(a)=f(b)
     env.step("split"); env.step("apply h1"); env.step("exact h2"); env.step("rewrite h3"); env.step("refl")
 
 A theorem is a conjunction of parts that each follow from the premises. Progress is the share of the goals raised so far
@@ -161,7 +161,7 @@ class TheoremWorld:
         return self.display(self.theorem.statement, self.shown)
 
     def display(self, sequent: Sequent, hyps: tuple) -> str:
-        return "".join(f"{name}:{show(formula)} " for name, formula in hyps) + f"|-{show(sequent.goal)} "
+        return "".join(f"{show(formula)}:{name} " for name, formula in hyps) + f"|-{show(sequent.goal)} "
 
     def state(self) -> str:
         return "; ".join(self.display(sequent, sequent.hyps) for _, sequent in self.theorem.goals)

@@ -29,12 +29,12 @@ BLOCK = ("<!-- tuning:begin -->", "<!-- tuning:end -->")
 SEED = 0
 RATES = (5e-4, 1e-3, 2e-3)
 WEIGHTED = ((5e-4, 0.25), (1e-3, 0.25), (1e-3, 0.1))  # (rate, weight of a penalty and of a credit)
-PAID = ("rlvp", "rlvp_bare", "chain_rlvp")
-ARMS = ("outcome", "rlvp", "rlvp_bare", "sft_perfect", "chain_outcome", "chain_rlvp", "wide_outcome", "wide_progress")
+PAID = ("rlvp", "chain_rlvp")
+ARMS = ("rlvp", "outcome", "sft_perfect", "chain_rlvp", "chain_outcome")
 TAKES = {
-    **dict.fromkeys(("penalties", "rlvp_held_out", "rlvp_failing", "desk_rlvp"), "rlvp"), "desk_outcome": "outcome",
-    "sft_failing": "sft_perfect", "chain_progress": "chain_outcome", "deep_outcome": "wide_outcome",
-    "deep_progress": "wide_progress",
+    **dict.fromkeys(("rlvp_bare", "penalties", "rlvp_held_out", "rlvp_failing", "desk_rlvp"), "rlvp"),
+    "desk_outcome": "outcome", "sft_failing": "sft_perfect",
+    **dict.fromkeys(("chain_progress", "wide_outcome", "wide_progress", "deep_outcome", "deep_progress"), "chain_outcome"),
 }  # fmt: skip
 METRICS = ("success", "violations", "perfect", "unused_credits", "calls")
 
@@ -43,10 +43,9 @@ def tries(arm: str) -> list[tuple[str, list[str]]]:
     """(note, changes) of each try."""
     if arm not in PAID:
         return [(f"lr {rate:g}", [f"branches.{arm}.lr={rate:g}"]) for rate in RATES]
-    weighed = ("penalty",) if arm.endswith("bare") else ("penalty", "credit")
     return [
         (f"lr {rate:g}, weights {weight:g}",
-         [f"branches.{arm}.lr={rate:g}", *(f"branches.{arm}.credits.{key}={weight:g}" for key in weighed)])
+         [f"branches.{arm}.lr={rate:g}", *(f"branches.{arm}.credits.{key}={weight:g}" for key in ("penalty", "credit"))])
         for rate, weight in WEIGHTED
     ]  # fmt: skip
 

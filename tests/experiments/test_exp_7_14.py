@@ -113,7 +113,7 @@ def test_an_arm_in_full():
     )
     assert (rlvp.loss_agg, rlvp.drop_zero_variance) == ("token_mean", False)
     assert (credits.channel, credits.penalty, credits.credit) == ("both", 0.25, 0.25)
-    assert BASE.arm_config("chain_rlvp").max_turns == 29
+    assert BASE.arm_config("chain_rlvp").max_turns == 22
     assert BASE.credit_config("dapo") is None and BASE.arm_config("dapo").drop_zero_variance
     assert BASE.credit_config("outcome").channel == "none" and BASE.credit_config("penalties").outcome == 0
     assert BASE.credit_config("sft_perfect") is None and BASE.arm_config("sft_perfect").batch_size == 32
@@ -208,8 +208,7 @@ def test_measures_of_episodes():
 
 def test_how_training_went(tmp_path):
     rates = [0.5, 0.7, 0.9, 0.97, 0.85, 1.0, 0.9, 0.4]
-    rows = [{"success/mean": rate, "dead/outcome": i / 10, "dead/path": None} for i, rate in enumerate(rates)]
-    (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    rows = [{"step": i + 1, "success/mean": rate, "dead/outcome": i / 10, "dead/path": None} for i, rate in enumerate(rates)]
     labels = {"experiment": NUMBER, "scale": "smoke", "variant": None, "arm": "outcome", "seed": 0}
     with RunLog(tmp_path, labels) as log:
         log.resume(0)

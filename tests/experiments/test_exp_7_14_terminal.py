@@ -87,7 +87,7 @@ def test_the_limit_is_no_success(env):
     assert found[-1][1:4] == (0.0, False, True) and found[-1][4]["reason"] == f"no end in {LIMIT} turns"
 
 
-@pytest.mark.parametrize("case", terminal_cases(), ids=lambda case: case.name)
+@pytest.mark.parametrize("case", list(terminal_cases()), ids=lambda case: case.name)
 def test_loophole(case):
     assert failures(case) == []
 

@@ -107,7 +107,7 @@ def test_a_proof_turn_by_turn_its_goals_and_its_progress():
     env.reset(options={"task": 0})
     env.world.theorem = Theorem(sequent(both(B, eq(f(a), f(b))), imp(A, B), A, eq(a, b)))
     env.world.shown = env.world.theorem.statement.hyps
-    assert env.world.prompt() == "h1:A->B h2:A h3:a=b |-B/\\f(a)=f(b) "
+    assert env.world.prompt() == "A->B:h1 A:h2 a=b:h3 |-B/\\f(a)=f(b) "
     for text, reply, progress in (
         ("intro", "error", 0.0),
         ("split", "2 |-B ", 0.0),
