@@ -9,19 +9,23 @@ import time
 from pathlib import Path
 
 import pytest
+from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from common.config import compose
 from common.models import DecoderConfig, build_decoder
 from experiments.exp_7_14_rlvp import data
+from experiments.exp_7_14_rlvp.run import run_cell
 from experiments.exp_7_14_rlvp.settings import Settings
 
 ROOT = Path(__file__).resolve().parents[2]
 RUN = [sys.executable, "-m", "experiments.exp_7_14_rlvp.run", "scale=smoke"]
-FEW = ["rlvp", "sft_perfect"]
+SMOKE = compose("7-14", Settings, ["scale=smoke"])
+ALL = [*SMOKE.chosen(), "dapo", "rlvp_mixed", "rlvp_judged", "step_groups"]  # the main study, and what the ablation adds
+FEW = "arms=[rlvp,sft_perfect]"
 
 
 def command(folder, *changes):
-    return [*RUN, f"runs_dir={folder / 'runs'}", f"results_dir={folder / 'results'}", *changes]
+    return [*RUN, f"runs_dir={folder / 'runs'}", f"results_dir={folder / 'results'}", "workers=1", *changes]
 
 
 def run(folder, *changes):
@@ -36,26 +40,17 @@ def records(folder):
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory):
-    """All arms of the main study, killed as soon as one has a checkpoint, and started again."""
+    """All arms, undisturbed."""
     folder = tmp_path_factory.mktemp("whole")
-    process = subprocess.Popen(
-        command(folder), cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True
-    )
-    deadline = time.monotonic() + 600
-    while not list((folder / "runs").glob("7-14/smoke/main/base/*/seed100/state.pt")):
-        assert process.poll() is None and time.monotonic() < deadline
-        time.sleep(0.01)
-    os.killpg(process.pid, signal.SIGKILL)
-    process.wait()
-    run(folder)
+    run(folder, f"arms=[{','.join(ALL)}]")
     return folder
 
 
 def test_every_arm_ends_with_its_numbers_in_every_view(whole):
-    settings = compose("7-14", Settings, ["scale=smoke"])
+    settings = SMOKE
     rows = [json.loads(line) for line in records(whole).splitlines()]
     final = {(row["arm"], row["split"], row["metric"]) for row in rows if row["final"]}
-    for arm in settings.chosen():
+    for arm in ALL:
         branch = settings.branches[arm]
         views = {"hidden", *branch.views}
         wanted = {"success", "clean", "perfect_all", "violations", "violations_per_100", "unused_credits", "kl_start"}
@@ -67,32 +62,32 @@ def test_every_arm_ends_with_its_numbers_in_every_view(whole):
     assert guarded == {0.0}
     (provenance,) = (whole / "results").rglob("provenance.json")
     written = json.loads(provenance.read_text())
-    assert written["failed"] == [] and {cell["arm"] for cell in written["cells"]} == set(settings.chosen())
+    assert written["failed"] == [] and {cell["arm"] for cell in written["cells"]} == set(ALL)
     (report,) = (whole / "results").rglob("report.md")
     for heading in ("What the policies do: FileOps, two stages", "Which rules are broken", "Dead groups"):
         assert heading in report.read_text()
 
 
 def test_killed_in_the_middle_of_an_arm_it_ends_with_the_records_of_an_undisturbed_run(whole, tmp_path):
-    run(tmp_path, f"arms=[{','.join(FEW)}]", "workers=1")
-    resumed = [line for line in records(whole).splitlines() if json.loads(line)["arm"] in FEW]
-    assert sorted(resumed) == sorted(records(tmp_path).splitlines())
-
-
-LOADS = """
-import sys
-from transformers import AutoModelForCausalLM, AutoTokenizer
-tokenizer = AutoTokenizer.from_pretrained(sys.argv[1])
-model = AutoModelForCausalLM.from_pretrained(sys.argv[1])
-ids = tokenizer("create s1/web.cfg port=1 size=2 mode=3; ", add_special_tokens=False, return_tensors="pt")
-print(model.generate(**ids, max_new_tokens=3).shape)
-"""
+    process = subprocess.Popen(
+        command(tmp_path, FEW), cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True
+    )
+    deadline = time.monotonic() + 600
+    while not list((tmp_path / "runs").glob("7-14/smoke/main/base/*/seed100/state.pt")):
+        assert process.poll() is None and time.monotonic() < deadline
+        time.sleep(0.01)
+    os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+    run(tmp_path, FEW)
+    undisturbed = [line for line in records(whole).splitlines() if json.loads(line)["arm"] in ("rlvp", "sft_perfect")]
+    assert sorted(undisturbed) == sorted(records(tmp_path).splitlines())
 
 
 def test_a_trained_model_loads_with_plain_transformers(whole):
     folder = whole / "runs/7-14/smoke/main/base/rlvp/seed100/model"
-    done = subprocess.run([sys.executable, "-c", LOADS, str(folder)], capture_output=True, text=True, check=False)
-    assert done.returncode == 0 and "torch.Size" in done.stdout, done.stderr
+    model, tokenizer = AutoModelForCausalLM.from_pretrained(folder), AutoTokenizer.from_pretrained(folder)
+    text = "create s1/web.cfg port=1 size=2 mode=3; "
+    assert model.num_parameters() > 10_000 and tokenizer.decode(tokenizer(text, add_special_tokens=False)["input_ids"]) == text
 
 
 def test_a_pretrained_model_calls_by_json_and_learns_with_an_adapter(tmp_path):
@@ -100,9 +95,11 @@ def test_a_pretrained_model_calls_by_json_and_learns_with_an_adapter(tmp_path):
     shape = DecoderConfig(hidden=16, layers=1, heads=2, kv_heads=2, feedforward=24, max_length=4096)
     build_decoder(shape, tokenizer, 0).save_pretrained(tmp_path / "tiny")
     tokenizer.save_pretrained(tmp_path / "tiny")
-    own = [f"model_path={tmp_path / 'tiny'}", "lora.enabled=true", "max_new_tokens=4", "worlds.files.flops=1e6", "workers=1"]
-    run(tmp_path, "arms=[rlvp]", *own)
-    rows = [json.loads(line) for line in records(tmp_path).splitlines()]
+    own = [f"model_path={tmp_path / 'tiny'}", "lora.enabled=true", "max_new_tokens=4", "worlds.files.flops=1e6"]
+    settings = compose("7-14", Settings, ["scale=smoke", f"runs_dir={tmp_path / 'runs'}", "arms=[rlvp]", *own])
+    run_cell(settings, "rlvp", 100)
+    (file,) = (tmp_path / "runs").rglob("rlvp/seed100/records.jsonl")
+    rows = [json.loads(line) for line in file.read_text().splitlines()]
     found = {row["metric"]: row["value"] for row in rows if row["final"] and row["split"] == "hidden"}
     assert found["malformed"] == found["calls"] == 12 and found["success"] == 0
     (adapter,) = (tmp_path / "runs").rglob("rlvp/seed100/model/adapter_model.safetensors")
