@@ -28,8 +28,10 @@ FILE, README = HERE / "tuning.jsonl", HERE / "README.md"
 BLOCK = ("<!-- tuning:begin -->", "<!-- tuning:end -->")
 SEED = 0
 RATES = (5e-4, 1e-3, 2e-3)
-WEIGHTED = ((5e-4, 0.25), (1e-3, 0.25), (1e-3, 0.1))  # (rate, weight of a penalty and of a credit)
-PAID = ("rlvp", "chain_rlvp")
+PAID = {  # (rate, weight of a penalty, of a credit)
+    "rlvp": ((5e-4, 0.25, 0.25), (1e-3, 0.25, 0.25), (1e-3, 0.1, 0.1)),
+    "chain_rlvp": ((5e-4, 0.25, 0.25), (1e-3, 0.1, 0.1), (1e-3, 0.1, 0.03)),
+}
 ARMS = ("rlvp", "outcome", "sft_perfect", "chain_rlvp", "chain_outcome")
 TAKES = {
     **dict.fromkeys(("rlvp_bare", "penalties", "rlvp_held_out", "rlvp_failing", "desk_rlvp"), "rlvp"),
@@ -44,9 +46,10 @@ def tries(arm: str) -> list[tuple[str, list[str]]]:
     if arm not in PAID:
         return [(f"lr {rate:g}", [f"branches.{arm}.lr={rate:g}"]) for rate in RATES]
     return [
-        (f"lr {rate:g}, weights {weight:g}",
-         [f"branches.{arm}.lr={rate:g}", *(f"branches.{arm}.credits.{key}={weight:g}" for key in ("penalty", "credit"))])
-        for rate, weight in WEIGHTED
+        (f"lr {rate:g}, penalty {penalty:g}, credit {credit:g}",
+         [f"branches.{arm}.{key}={value:g}" for key, value in
+          (("lr", rate), ("credits.penalty", penalty), ("credits.credit", credit))])
+        for rate, penalty, credit in PAID[arm]
     ]  # fmt: skip
 
 

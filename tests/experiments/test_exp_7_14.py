@@ -112,8 +112,14 @@ def test_an_arm_in_full():
         10,
     )
     assert (rlvp.loss_agg, rlvp.drop_zero_variance) == ("token_mean", False)
-    assert (credits.channel, credits.penalty, credits.credit) == ("both", 0.25, 0.25)
+    assert (credits.channel, credits.penalty, credits.credit) == ("both", 0.1, 0.1)
     assert BASE.arm_config("chain_rlvp").max_turns == 22
+    for arm in ("c1", "c2", "c3", "c3_own", "c4", "step_groups", "rlvp_mixed", "rlvp_judged", "rlvp_fade"):
+        other = BASE.credit_config(arm)
+        assert (other.penalty, other.credit, BASE.arm_config(arm).lr) == (credits.penalty, credits.credit, rlvp.lr), arm
+    for arm in ("chain_c1", "chain_c3"):
+        other, chain = BASE.credit_config(arm), BASE.credit_config("chain_rlvp")
+        assert (other.penalty, other.credit) == (chain.penalty, chain.credit) and chain.baseline == "group" != other.baseline
     assert BASE.credit_config("dapo") is None and BASE.arm_config("dapo").drop_zero_variance
     assert BASE.credit_config("outcome").channel == "none" and BASE.credit_config("penalties").outcome == 0
     assert BASE.credit_config("sft_perfect") is None and BASE.arm_config("sft_perfect").batch_size == 32
