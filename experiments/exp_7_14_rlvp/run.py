@@ -80,17 +80,16 @@ def train_and_evaluate(settings: Settings, arm: str, seed: int, start: Path, jud
 
 
 def plan(settings: Settings, seeds: list[int], names: list[str]) -> list[Job]:
-    """The jobs: the start models that the arms need, one per base, then the cells."""
-    where = "experiments.exp_7_14_rlvp.run:"
-    starts = dict.fromkeys(settings.worlds[settings.branches[arm].world].start for arm in names)
-    jobs = [
-        Job(f"start {name} of seed {seed}", where + "build_start", {"settings": settings, "name": name, "seed": seed})
-        for name in starts
-        for seed in dict.fromkeys(base_seed(seed, settings.bases) for seed in seeds)
-    ]
-    cells = [Cell(arm, seed) for seed in seeds for arm in names]
-    given = ({"settings": settings, "arm": cell.arm, "seed": cell.seed} for cell in cells)
-    return jobs + [Job(cell.name, where + "run_cell", keys) for cell, keys in zip(cells, given, strict=True)]
+    """The jobs: for each kind of start model, the models, one per base, then the cells that begin with them."""
+    where, jobs = "experiments.exp_7_14_rlvp.run:", list[Job]()
+    kind = {arm: settings.worlds[settings.branches[arm].world].start for arm in names}
+    for name in dict.fromkeys(kind.values()):
+        for seed in dict.fromkeys(base_seed(seed, settings.bases) for seed in seeds):
+            given = {"settings": settings, "name": name, "seed": seed}
+            jobs.append(Job(f"start {name} of seed {seed}", where + "build_start", given))
+        for cell in (Cell(arm, seed) for seed in seeds for arm in names if kind[arm] == name):
+            jobs.append(Job(cell.name, where + "run_cell", {"settings": settings, "arm": cell.arm, "seed": cell.seed}))
+    return jobs
 
 
 def main(settings: Settings) -> int:
