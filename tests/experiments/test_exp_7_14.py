@@ -8,6 +8,7 @@ import pytest
 from common.claims import load_claims
 from common.config import ConfigError, compose
 from common.episodes import Episode
+from common.jobs import Cell
 from common.runlog import RunLog
 from common.tokenizers import PhraseEncoder, encode_feedback, encode_prompt
 from experiments.exp_7_14_rlvp import data, run
@@ -154,6 +155,16 @@ def test_an_arm_in_full():
 def test_bad_settings_are_refused_by_name(change, words):
     with pytest.raises(ConfigError, match=words):
         compose(NUMBER, Settings, [change])
+
+
+def test_start_models_come_before_their_cells_once_per_base():
+    jobs = [job.name for job in run.plan(BASE, [100, 101, 102], ["wide_start", "start", "rlvp"])]
+    assert jobs == [
+        *(f"start proofs of seed {seed}" for seed in (100, 101)),
+        *(Cell("wide_start", seed).name for seed in (100, 101, 102)),
+        *(f"start files of seed {seed}" for seed in (100, 101)),
+        *(Cell(arm, seed).name for seed in (100, 101, 102) for arm in ("start", "rlvp")),
+    ]
 
 
 def test_the_gpu_configuration_is_the_published_one():
