@@ -151,7 +151,7 @@ def test_the_audit_finds_a_lenient_grader_a_question_that_tells_and_a_shared_que
         patch.setattr(tasks, "END", f"{tasks.ANSWER}3\n")
         assert any("holds a hint" in hole for hole in audit.question_holes())
     monkeypatch.setattr(tasks, "items", lambda wanted, *rest: (STEPS,))
-    assert any("belongs to train and to test" in hole for hole in audit.split_holes())
+    assert any("belongs to corpus and to test" in hole for hole in audit.split_holes())
 
 
 # Splits --------------------------------------------------------------------------------------------------------------
