@@ -97,7 +97,11 @@ def test_killed_in_the_middle_of_an_arm_it_ends_with_the_records_of_an_undisturb
 
 def test_the_gpu_scale_trains_adapters_that_load_with_plain_peft(tmp_path):
     paths = [f"{key}={chat_folder(tmp_path / key, seed)}" for seed, key in enumerate(("model_path", "teacher_path"))]
-    small = [f"{task}.{key}" for task in ("chain", "dial") for key in ("student_steps=1", "teacher_steps=1", "train_items=6")]
+    small = [
+        f"{task}.{key}"
+        for task in ("chain", "dial")
+        for key in ("student_steps=1", "teacher_steps=1", "train_items=6", "few_items=2")
+    ]
     small += ["chain.episodes_per_step=4", "dial.episodes_per_step=4", "chain.branch_flops=2e8", "dial.branch_flops=4e8"]
     small += ["dial.narrow_steps=1", "pretraining.batch_size=2", "evaluation.items=1", "evaluation.curve_items=2"]
     arms = ["chain_start", "chain_grpo_steps", "chain_opd_masked", "dial_sft", "dial_opd_unmasked", "dial_opd_narrow"]
