@@ -125,7 +125,7 @@ def reinforce(arm: Arm) -> Meter:
 
 
 def distil(arm: Arm) -> Meter:
-    """On-policy distillation; tokens of the environment are never learned from."""
+    """On-policy distillation, on the student's own tokens unless the arm's environment_tokens say otherwise."""
     teacher, _ = load_model(arm.inputs["teacher"] / "model")
     learn_from = arm.until_fault() if arm.branch.credit == "until_fault" else None
     return train_distill(

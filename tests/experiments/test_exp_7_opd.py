@@ -1,6 +1,7 @@
 """On-policy distillation: both tasks, their splits, what arms learn from, the measures, with values worked out by hand."""
 
 import json
+import re
 from types import SimpleNamespace
 
 import gymnasium
@@ -15,7 +16,7 @@ from common.models import build_decoder
 from common.runlog import RunLog
 from common.statistics import overlaps
 from common.tokenizers import PhraseEncoder
-from experiments.exp_7_opd_distillation import arms, chains, data, dial, evaluate, figures, stages, tune
+from experiments.exp_7_opd_distillation import arms, audit, chains, data, dial, evaluate, figures, stages, tune
 from experiments.exp_7_opd_distillation.chains import Chain
 from experiments.exp_7_opd_distillation.dial import Tour
 from experiments.exp_7_opd_distillation.settings import METHODS, Settings
@@ -52,6 +53,8 @@ def test_a_chain_its_text_and_its_answer():
         ("", False, "malformed", 0),
         ("7+5=12-3=9+4=13 ", False, "malformed", 0),
         ("7+5=12-3=9+4=027", False, "malformed", 0),
+        ("7+5=12-3=09+4=13", False, "malformed", 0),
+        ("07+5=12-3=9+4=13", False, "malformed", 0),
         ("7+5=12-3=9+4=13=13", False, "malformed", 0),
         ("7+5=12;-3=9+4=13", False, "malformed", 0),
         ("7+5=12-3=9+4=２７", False, "malformed", 0),
@@ -195,6 +198,36 @@ def test_the_corpus_holds_no_item_of_another_role():
     games = data.Corpus("dial", PhraseEncoder(data.build_tokenizer("dial")), settings.corpus, 100)
     stream = data.python_random(0, "test")
     assert {dial.role(games.tour(stream)) for _ in range(100)} == {"corpus"}
+
+
+# The audit -----------------------------------------------------------------------------------------------------------
+
+
+def test_the_audit_finds_no_hole_and_would_find_one(monkeypatch, capsys):
+    for name, value in {"ENUMERATED": 1, "LENGTHS": range(4, 6), "SAMPLED": 4, "RANDOM_GAMES": 100}.items():
+        monkeypatch.setattr(audit, name, value)
+    monkeypatch.setattr(audit, "SPLIT_SEEDS", range(1))
+    monkeypatch.setattr(audit, "short_tours", lambda: [TOUR, Tour(3, (9,)), Tour(0, (1, 2))])
+    assert audit.main() == 0 and " 0 holes" in capsys.readouterr().out
+    monkeypatch.setattr(chains, "_ANSWER", re.compile(r".*", re.DOTALL))
+    assert audit.main() == 1 and "HOLE chain, exploit" in capsys.readouterr().out
+
+
+def test_the_referee_knows_the_dial_and_the_audit_sees_a_dial_that_pays_too_early(monkeypatch):
+    moves = {place: dict(dial.ways(place)) for place in range(dial.PLACES)}
+    gold = [press(17, 5), press(22, 3)]
+    assert audit.referee(TOUR, gold, moves) == 1 and audit.referee(TOUR, ["x", *gold], moves) == 2
+    assert audit.referee(TOUR, ["x", "x", *gold], moves) is None  # three turns are allowed
+    assert audit.referee(TOUR, [gold[0], press(22, 4), "z"], moves) is None
+    assert list(audit.referee_holes(200)[1]) == []
+    monkeypatch.setattr(dial, "turn_limit", lambda stops: 3 * stops)
+    assert any("the referee in None" in hole for hole in audit.referee_holes(200)[1])
+
+
+def test_a_wrong_verdict_is_a_hole():
+    assert audit.judge(audit.Case("x", chains.task(CHAIN), (chains.answer(CHAIN),), True)) is None
+    assert "earns [1.0]" in audit.judge(audit.Case("x", chains.task(CHAIN), (chains.answer(CHAIN),), False))
+    assert "earns [0.0]" in audit.judge(audit.Case("x", chains.task(CHAIN), ("13",), True))
 
 
 # Texts ---------------------------------------------------------------------------------------------------------------
