@@ -13,6 +13,7 @@ from common import tuning
 from common.config import ConfigError, compose
 from common.episodes import Episode
 from common.models import build_decoder
+from common.pretrained import encoder_of
 from common.runlog import RunLog
 from common.statistics import overlaps
 from common.tokenizers import PhraseEncoder
@@ -188,14 +189,14 @@ def test_a_longer_tour_of_another_role_never_begins_with_a_shorter_one():
 
 def test_the_corpus_holds_no_item_of_another_role():
     settings = compose(NUMBER, Settings, [])
-    encode = PhraseEncoder(data.build_tokenizer("chain"))
+    encode = encoder_of(data.build_tokenizer("chain"))
     held = {chains.prompt(chain) for role in ("train", "validation", "test") for chain in chains.items(role, 0, (2, 4), 200)}
     corpus = data.Corpus("chain", encode, settings.corpus, 100)
     tokenizer = data.build_tokenizer("chain")
     for step in range(10):
         for row in tokenizer.batch_decode(corpus.batch(step, 32)[0]):
             assert not held.intersection(f"{text.split(chains.END)[0]}{chains.END}" for text in row.split("<bos>"))
-    games = data.Corpus("dial", PhraseEncoder(data.build_tokenizer("dial")), settings.corpus, 100)
+    games = data.Corpus("dial", encoder_of(data.build_tokenizer("dial")), settings.corpus, 100)
     stream = data.python_random(0, "test")
     assert {dial.role(games.tour(stream)) for _ in range(100)} == {"corpus"}
 
@@ -237,7 +238,7 @@ def test_corpus_games_have_the_best_buttons_as_targets_and_the_narrow_ones_never
     settings = compose(NUMBER, Settings, [])
     tokenizer = data.build_tokenizer("dial")
     for config, back in ((settings.corpus, True), (settings.narrow_corpus, False)):
-        ids_BT, _, mask_BT = data.Corpus("dial", PhraseEncoder(tokenizer), config, 0).batch(0, 20)
+        ids_BT, _, mask_BT = data.Corpus("dial", encoder_of(tokenizer), config, 0).batch(0, 20)
         seen, turns, random_turns = set(), 0, 0
         for ids, mask in zip(ids_BT.tolist(), mask_BT.tolist(), strict=True):
             texts = [tokenizer.decode([token]) for token in ids]

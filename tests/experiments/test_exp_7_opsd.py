@@ -14,6 +14,7 @@ from common.config import ConfigError, compose
 from common.distill import make_batches
 from common.episodes import Episode, collate
 from common.models import build_decoder
+from common.pretrained import encoder_of
 from common.runlog import RunLog
 from common.statistics import overlaps
 from common.tokenizers import PhraseEncoder
@@ -176,7 +177,7 @@ def test_a_question_has_its_role_in_every_world_and_seeds_share_the_test_questio
 def test_the_corpus_holds_no_question_of_another_role_and_no_world_of_a_seed():
     settings = compose(NUMBER, Settings, [])
     tokenizer = data.build_tokenizer()
-    corpus = data.Corpus(PhraseEncoder(tokenizer), settings.corpus, 100)
+    corpus = data.Corpus(encoder_of(tokenizer), settings.corpus, 100)
     held = {
         tasks.prompt(task)
         for role in ("train", "validation", "test")
@@ -271,7 +272,7 @@ def test_entropy_is_that_of_the_next_token_at_each_written_token():
     tokenizer = data.build_tokenizer()
     model = build_decoder(compose(NUMBER, Settings, []).model, tokenizer, 0).eval()
     episode = answered("7+5=12")
-    found = evaluate.token_entropies(model, [episode], 0)
+    found = evaluate.token_entropies(model, [episode], tokenizer)
     with torch.no_grad():
         p = model(torch.tensor([episode.ids])).logits[0].softmax(-1)
     at = [place - 1 for place, own in enumerate(episode.mask) if own]
