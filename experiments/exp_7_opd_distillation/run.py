@@ -17,7 +17,7 @@ from common.records import read_jsonl
 from common.runlog import RunLog
 from common.stages import fingerprint
 from common.study import run_study
-from experiments.exp_7_opd_distillation import arms, stages
+from experiments.exp_7_opd_distillation import arms, cluster, stages
 from experiments.exp_7_opd_distillation.evaluate import Evaluator
 from experiments.exp_7_opd_distillation.figures import figures, sections
 from experiments.exp_7_opd_distillation.settings import Settings
@@ -112,6 +112,8 @@ def plan(settings: Settings, seeds: list[int], names: list[str]) -> list[Job]:
 
 def main(settings: Settings) -> int:
     """Runs the chosen cells on the worker processes, gathers them and writes the report; 1 if a cell failed."""
+    if settings.scale == "cluster":
+        return cluster.main(settings)
     seeds, names = seed_list(settings), settings.chosen()
     cells = [Cell(arm, seed) for seed in seeds for arm in names]
     return run_study(settings, plan(settings, seeds, names), cells, claims=CLAIMS, figures=figures, sections=sections)

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from common.backends.verl_distill import Teacher
+from common.backends.verl_plan import Cluster
 from common.config import AlgoConfig, Common, load_algo
 from common.distill import DistillConfig
 from common.lora import LoraSettings, learning_rate
@@ -89,6 +91,9 @@ class Settings(Common):
     sft: SftConfig
     evaluation: EvaluationConfig
     branches: dict[str, Branch]
+    cluster: Cluster | None = None
+    judge: Teacher | None = None
+    dry: bool = False
 
     def check(self) -> None:
         """Raises ConfigError on values that cannot work together."""
@@ -131,8 +136,10 @@ class Settings(Common):
                 f"model_path={self.model_path} with teacher_path={self.teacher_path}: name both student and teacher, "
                 "which must share a tokenizer, or neither."
             )
-        if self.scale == "gpu" and self.model_path is None:
-            raise ConfigError("model_path=null: scale=gpu needs a local model folder or a hub name, model_path=<folder>.")
+        if self.scale in ("gpu", "cluster") and self.model_path is None:
+            raise ConfigError(
+                f"model_path=null: scale={self.scale} needs a local model folder or a hub name, model_path=<folder>."
+            )
 
     def chosen(self) -> list[str]:
         """The arms of the run: those named, else all of the study."""
