@@ -245,7 +245,15 @@ def referee_holes(count: int) -> tuple[int, Iterator[str]]:
 
 
 def judge(case: Case) -> str | None:
-    """A hole, described, or None. An episode that has ended must refuse further turns."""
+    """A hole, described, or None. An episode that has ended must refuse further turns; any exception is a hole."""
+    try:
+        return verdict(case)
+    except Exception as error:  # report it and go on with the next case
+        return f"{case.group}: {case.turns[-1][:60]!r} raises {type(error).__name__}: {error} on {case.task}"
+
+
+def verdict(case: Case) -> str | None:
+    """What is wrong with an episode's rewards and end, or None."""
     env: Any = chains.DistilledChains() if "moves" in case.task else dial.SafeDial()
     env.reset(options=case.task)
     rewards: list[float] = []

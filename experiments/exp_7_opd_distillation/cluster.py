@@ -79,10 +79,11 @@ def plan(settings: Settings, arm: str, seed: int) -> Planned:
     )  # fmt: skip
     lengths, budget = (cluster.prompt_tokens, job.response_tokens(algo)), settings.task_config(arm).branch_flops
     estimate = verl_plan.make_plan(cluster, algo, lengths, budget)
-    keys: dict[str, Any] = verl.algorithm_keys(algo, job)
     if isinstance(config, DistillConfig):
         estimate = with_teacher(cluster, teacher, algo, estimate, sum(lengths), budget)
         keys = distill_keys(config, job, teacher)
+    else:
+        keys = verl.algorithm_keys(algo, job)
     job = replace(job, steps=estimate.steps)
     keys |= verl.job_keys(job, algo) | verl_plan.gpu_keys(cluster, algo)
     return Planned(job, algo, estimate, keys, partial(export, settings, arm, algo, job))

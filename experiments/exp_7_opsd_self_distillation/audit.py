@@ -1,11 +1,11 @@
 """Attacks the grader of all three kinds before it is used: `python -m experiments.exp_7_opsd_self_distillation.audit`.
 
 Must score: the worked answer of every search, of all codes and of all steps of up to ENUMERATED steps and of many longer
-ones, plain and with results put again behind a wait. Must not score: for some of them every other result, move and start at
-each place, steps left out or doubled, waits that end on a wrong result, the answer to another question or of another world,
-what a teacher is shown instead of an answer, and a corpus of exploits. Everything goes through the environment's reset and
-step. What a student reads must not tell its answer: the question of codes and search is the same in every world, and no
-question holds a hint. Gold answers must survive the tokenizer, and splits must not overlap.
+ones; for some of them with results put again behind a wait. Must not score: for some of them every other result, move and
+start at each place, steps left out or doubled, waits that end on a wrong result, the answer to another question or of another
+world, what a teacher is shown instead of an answer, and a corpus of exploits. Everything goes through the environment's
+reset and step. What a student reads must not tell its answer: the question of codes and search is the same in every world,
+and no question holds a hint. Gold answers must survive the tokenizer, and splits must not overlap.
 Prints what was tried, lists each hole, and exits 1 if there is one.
 """
 
@@ -28,7 +28,8 @@ WORLDS = (0, 100)
 ENUMERATED = {"steps": 3, "codes": 3, "search": 1}  # steps of a task
 LONGER = {"steps": range(4, 9), "codes": range(4, 6), "search": range(0)}
 SAMPLED = 60  # tasks of each further length and role
-MUTATED_EVERY = 23
+MUTATED_EVERY = 23  # of the tasks
+WAITED_EVERY = 5
 EXPLOITED = 60  # tasks that see the whole corpus
 SPLIT_SEEDS = (0, 100, 101, 102, 103)
 
@@ -69,10 +70,9 @@ def parts_of(task: Task) -> list[str]:
     return [str(task.start), *(text for move, result in steps for text in (move, f"={result}"))]
 
 
-def golds(task: Task) -> Iterator[tuple[str, str]]:
-    """(group, text): the worked answer, and with waits that end on the right result."""
+def waited(task: Task) -> Iterator[tuple[str, str]]:
+    """(group, text): the worked answer with waits that end on the right result."""
     parts = parts_of(task)
-    yield "gold", "".join(parts)
     if task.kind == "search":
         return
     for place in range(2, len(parts), 2):
@@ -154,7 +154,9 @@ def cases() -> Iterator[Case]:
     """All of them."""
     found = all_tasks()
     for place, task in enumerate(found):
-        yield from (Case(f"{task.kind}, {group}", task, text, True) for group, text in golds(task))
+        yield Case(f"{task.kind}, gold", task, tasks.solution(task), True)
+        if place % WAITED_EVERY == 0:
+            yield from (Case(f"{task.kind}, {group}", task, text, True) for group, text in waited(task))
         if place % MUTATED_EVERY == 0:
             others = mutations(task, found[place - 1])
             yield from (Case(f"{task.kind}, {group}", task, text, False) for group, text in others)
@@ -163,10 +165,13 @@ def cases() -> Iterator[Case]:
 
 
 def judge(case: Case) -> str | None:
-    """A hole, described, or None. The episode must end with its one answer."""
+    """A hole, described, or None. The episode must end with its one answer; any exception is a hole."""
     env: Any = tasks.PrivilegedTasks()
-    shown, _ = env.reset(options=tasks.options_of(case.task))
-    _, reward, terminated, _, info = env.step(case.text)
+    try:
+        shown, _ = env.reset(options=tasks.options_of(case.task))
+        _, reward, terminated, _, info = env.step(case.text)
+    except Exception as error:  # report it and go on with the next case
+        return f"{case.group}: {case.text[:80]!r} raises {type(error).__name__}: {error} on {case.task}"
     if shown != tasks.prompt(case.task) or not terminated or (reward == 1.0) != info["success"]:
         return f"{case.group}: reward {reward}, success {info['success']}, end {terminated} on {case.task}"
     try:
@@ -199,9 +204,9 @@ def tokenizer_holes() -> Iterator[str]:
     encode = PhraseEncoder(tokenizer)
     names = {token: text for text, token in encode.ids.items()}
     for task in all_tasks():
-        for _, text in golds(task):
-            if "".join(names[token] for token in encode(text)) != text:
-                yield f"the tokenizer changes {text!r}"
+        text = tasks.solution(task)
+        if "".join(names[token] for token in encode(text)) != text:
+            yield f"the tokenizer changes {text!r}"
 
 
 def split_holes() -> Iterator[str]:

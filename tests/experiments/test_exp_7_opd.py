@@ -211,7 +211,7 @@ def test_the_audit_finds_no_hole_and_would_find_one(monkeypatch, capsys):
     monkeypatch.setattr(audit, "short_tours", lambda: [TOUR, Tour(3, (9,)), Tour(0, (1, 2))])
     assert audit.main() == 0 and " 0 holes" in capsys.readouterr().out
     monkeypatch.setattr(chains, "_ANSWER", re.compile(r".*", re.DOTALL))
-    assert audit.main() == 1 and "HOLE chain, exploit" in capsys.readouterr().out
+    assert audit.main() == 1 and "HOLE chain, mutation" in capsys.readouterr().out
 
 
 def test_the_referee_knows_the_dial_and_the_audit_sees_a_dial_that_pays_too_early(monkeypatch):

@@ -50,9 +50,9 @@ def test_the_dial_is_played_by_the_agent_loop():
         ("arms=[chain_opd]", "distill.objective=reverse_kl: verl cannot do it"),
         ("arms=[chain_opd_masked]", "chain_opd_masked has method=distill credit=until_fault; allowed are"),
         ("arms=[chain_sft]", "chain_sft has method=sft"),
-        ("chain.branch_flops=2e16", "one step takes .* FLOPs with the teacher's"),
+        ("chain.branch_flops=4e16", "one step takes .* FLOPs with the teacher's"),
         ("judge.tensor_parallel=3", "teacher.tensor_parallel=3: must divide"),
-        ("cluster.gpus_per_node=6", "must divide"),
+        ("cluster.gpus_per_node=6", "must be a multiple of the 6 GPUs"),
     ],
 )
 def test_what_cannot_run_is_refused_before_anything_starts(change, words):
@@ -63,7 +63,9 @@ def test_what_cannot_run_is_refused_before_anything_starts(change, words):
 
 @pytest.mark.parametrize(("arm", "module"), [("chain_opd_sampled", chains), ("dial_grpo", dial)])
 def test_the_exported_tasks_are_those_of_the_native_steps(arm, module, tmp_path):
-    changes = [f"{task}.{key}" for task in ("chain", "dial") for key in ("train_items=12", "episodes_per_step=16")]
+    changes = [
+        f"{task}.{key}" for task in ("chain", "dial") for key in ("train_items=12", "few_items=4", "episodes_per_step=16")
+    ]
     settings = settings_with(f"arms=[{arm}]", *changes, "cluster.micro_batch=1", "evaluation.curve_items=6")
     planned = cluster.plan(settings, arm, 100)
     job = replace(planned.job, folder=tmp_path, steps=3)

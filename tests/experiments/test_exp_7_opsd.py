@@ -132,7 +132,7 @@ def test_the_environment_keeps_to_gymnasiums_rules():
 def short_audit(monkeypatch):
     monkeypatch.setattr(audit, "ENUMERATED", {"steps": 1, "codes": 1, "search": 0})
     monkeypatch.setattr(audit, "LONGER", {"steps": range(4, 5), "codes": range(4, 5), "search": range(1, 2)})
-    for name, value in {"SAMPLED": 4, "EXPLOITED": 9, "SPLIT_SEEDS": (0,)}.items():
+    for name, value in {"SAMPLED": 4, "EXPLOITED": 40, "SPLIT_SEEDS": (0,)}.items():
         monkeypatch.setattr(audit, name, value)
 
 

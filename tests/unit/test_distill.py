@@ -251,7 +251,7 @@ def test_the_environments_tokens_count_only_where_they_are_learned():
     model, teacher, made = build_model(), build_model(1), episodes()
     played = collate(made, 0)
     batch, seen = distill.make_batches(made, played, TOKENIZER, model, teacher, lambda task: [1, 4, 5], None, True)
-    assert batch.mask_BT.sum(1).tolist() == seen.mask_BT.sum(1).tolist() == [6, 2, 10, 6]  # all behind the prompts
+    assert batch.mask_BT.sum(1).tolist() == seen.mask_BT.sum(1).tolist() == [6, 3, 10, 6]  # all behind the prompts
     assert torch.equal(seen.ids_BT[seen.mask_BT], batch.ids_BT[batch.mask_BT])
     assert batch.turn_BT.tolist() == played.turn_BT.tolist()
     with torch.no_grad():
@@ -260,7 +260,7 @@ def test_the_environments_tokens_count_only_where_they_are_learned():
         log_ratio_N = (p.gather(1, batch.ids_BT[batch.mask_BT][:, None])[:, 0] + 2.0)[own_N]  # the sampler said -2
     values, gradient = run_update(CONFIG, model, teacher, batch)
     assert values["loss/policy"] == pytest.approx((p.exp() * (p - q)).sum(-1).mean().item(), rel=1e-4)
-    assert values["kl/old"] == pytest.approx((log_ratio_N.exp() - 1 - log_ratio_N).sum().item() / 24, rel=1e-4)
+    assert values["kl/old"] == pytest.approx((log_ratio_N.exp() - 1 - log_ratio_N).sum().item() / 25, rel=1e-4)
     masked = distill.make_batches(made, played, TOKENIZER, model, teacher, None, None)[0]
     model.zero_grad()
     assert (run_update(CONFIG, model, teacher, masked)[1] - gradient).abs().max() > 1e-3
