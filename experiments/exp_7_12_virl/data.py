@@ -21,12 +21,11 @@ from common.tokenizers import PhraseEncoder, build_phrase_tokenizer
 from experiments.exp_7_12_virl import prompts, routes
 from experiments.exp_7_12_virl.cities import KINDS, PROPER, TRADES, City, city
 from experiments.exp_7_12_virl.env import Course, course
-from experiments.exp_7_12_virl.prompts import OTHER_VERBS, SPACES, VERBS, Rule
+from experiments.exp_7_12_virl.prompts import OTHER_VERBS, SPACES, Rule
 from experiments.exp_7_12_virl.routes import RailConfig, Route
 
 TRAINING = Rule("absolute")
 STANDARD = tuple(space for space in SPACES if not Rule(space).withheld)
-LED_ON = 1 / 3
 CORPUS_CITIES = tuple(f"{kind}-{number}" for number in range(900, 908) for kind in KINDS)
 
 
@@ -41,13 +40,15 @@ class CorpusConfig:
     """How the walks of the pre-training text are drawn.
 
     ``renamed``: share of walks with other verbs than the standard ones. ``wrong``: share of stops at which a wrong answer
-    and the feedback on it stand before the right one; at a third of these (LED_ON) a second one stands in its place.
+    and the feedback on it stand before the right one. ``straight_on``: how readily a walk passes crossings; often, because
+    only there must a place be compared with the one in the instruction, which is what takes longest to learn.
     ``renamed_places``: share of walks whose places carry names drawn afresh from all names of the vocabulary, so that a
     name is read and not remembered.
     """
 
     renamed: float = 0.5
     wrong: float = 0.08
+    straight_on: float = 0.85
     renamed_places: float = 1.0
 
 
@@ -65,7 +66,7 @@ class Corpus:
 
     def walk(self, stream: random.Random) -> Row:
         """A random route under a random rule."""
-        route = routes.draw(stream.choice(CORPUS_CITIES), "corpus", stream, self.rail)
+        route = routes.draw(stream.choice(CORPUS_CITIES), "corpus", stream, self.rail, self.config.straight_on)
         if stream.random() < self.config.renamed_places:
             route = with_names(route, stream, self.names)
         return walk_row(self.encode, route, random_rule(stream, self.config.renamed), stream, self.config.wrong)
@@ -75,8 +76,7 @@ def random_rule(stream: random.Random, renamed: float) -> Rule:
     """An action space of the corpus: never the standard verbs with the relative words."""
     if stream.random() >= renamed:
         return Rule(stream.choice(STANDARD))
-    forward, turn, stop = (stream.choice(OTHER_VERBS[verb]) for verb in VERBS)
-    return Rule(stream.choice(tuple(SPACES)), (forward, turn, stop))
+    return Rule(stream.choice(tuple(SPACES)), stream.choice(OTHER_VERBS))
 
 
 def with_names(route: Route, stream: random.Random, names: Sequence[str]) -> Route:
@@ -95,8 +95,7 @@ def with_names(route: Route, stream: random.Random, names: Sequence[str]) -> Rou
 def walk_row(encode: PhraseEncoder, route: Route, rule: Rule, stream: random.Random | None = None, wrong: float = 0.0) -> Row:
     """A whole walk as token ids and target mask: prompt, then stop by stop what is seen and the right answer.
 
-    With ``wrong`` some stops hold a wrong answer and the feedback before it, some even two, and the walk is led on: what
-    went wrong before must not mislead later answers. These are no targets.
+    With ``wrong`` some stops hold a wrong answer and the feedback before it; these are no targets.
     """
     here = course(route, rule)
     ids, mask = [encode.bos, *encode(here.opening)], [0] * (1 + len(encode(here.opening)))
@@ -106,28 +105,20 @@ def walk_row(encode: PhraseEncoder, route: Route, rule: Rule, stream: random.Ran
         ids.extend(new)
         mask.extend([max(target, 0)] * len(new))
 
-    again = ""
     for k, stop in enumerate(route.stops):
-        add(again + here.shown[k], -1)
-        again = ""
+        add(here.shown[k], -1)
         if stream is not None and stream.random() < wrong:
             add(wrong_answer(here, k, stream), 0)
             add(prompts.FEEDBACK["wrong_action"] + here.shown[k], -1)
-            if k + 1 < here.stops and stream.random() < LED_ON:
-                add(wrong_answer(here, k, stream), 0)
-                again = prompts.FEEDBACK["led_on"]
-                continue
         add(prompts.answer(prompts.sight_text(stop.sight), here.instructions[k], here.actions[k]), 1)
     return ids, mask
 
 
 def wrong_answer(here: Course, k: int, stream: random.Random) -> str:
-    """An answer that sees rightly: half of them mistake the place in the instruction, where that leads to another action,
-    the others do another action of the space."""
-    other = stream.choice((max(0, k - 1), min(k + 1, here.stops - 1)))
-    told, action = here.instructions[other], here.actions[other]
-    if action == here.actions[k] or stream.random() < 0.5:
-        told, action = here.instructions[k], stream.choice(sorted(here.legal - {here.actions[k]}))
+    """An answer that sees rightly and does another action of the space, half of the time from the next or last instruction."""
+    action = stream.choice(sorted(here.legal - {here.actions[k]}))
+    others = (here.instructions[max(0, k - 1)], here.instructions[min(k + 1, here.stops - 1)])
+    told = stream.choice(others) if stream.random() < 0.5 else here.instructions[k]
     return prompts.answer(prompts.sight_text(here.sights[k]), told, action)
 
 

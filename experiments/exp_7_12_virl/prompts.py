@@ -15,11 +15,10 @@ from typing import NamedTuple
 from experiments.exp_7_12_virl.routes import ABSOLUTE, RELATIONS, RELATIVE, Instruction, Route, Sight, Stop
 
 VERBS = ("forward", "turn_direction", "stop")
-OTHER_VERBS = {
-    "forward": ("advance", "walk", "proceed", "go_on", "move"),
-    "turn_direction": ("face", "rotate", "head", "steer", "look"),
-    "stop": ("halt", "finish", "arrive", "wait", "end"),
-}
+OTHER_VERBS = (
+    ("walk", "face", "halt"), ("advance", "look", "end"), ("proceed", "rotate", "finish"), ("go_on", "head", "arrive"),
+    ("move", "steer", "wait"),
+)  # fmt: skip
 DEGREES = ("0", "45", "90", "135", "180", "225", "270", "315")
 CLOCK = ("9 o'clock", "3 o'clock", "11 o'clock", "1 o'clock")  # in the order of RELATIVE
 SPACES = {"absolute": ABSOLUTE, "relative": RELATIVE, "degrees": DEGREES, "clock": CLOCK}
@@ -71,7 +70,7 @@ FEEDBACK = {
 PHRASES = (
     TASK, *NUMBERS, LINE, FIRST, TURN, TO_FACE, GO, REACH, WHERE, PERIOD, FORMAT, SPACE, IS_FORWARD, IS_TURN, COMMA,
     IS_STOP_BEFORE, IS_STOP, *OBSERVATIONS, *ACTIONS, NOTHING, CROSSING, IMAGE, *STANDS, OPEN, INSTRUCTION, ACTION, BRACKET,
-    CLOSE, CLOSE_BARE, *FEEDBACK.values(), *VERBS, *(verb for verbs in OTHER_VERBS.values() for verb in verbs), *ABSOLUTE,
+    CLOSE, CLOSE_BARE, *FEEDBACK.values(), *VERBS, *(verb for verbs in OTHER_VERBS for verb in verbs), *ABSOLUTE,
     *RELATIVE, *DEGREES, *CLOCK,
 )  # fmt: skip
 

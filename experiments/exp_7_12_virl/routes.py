@@ -119,8 +119,11 @@ def role(name: str, start: int, end: int) -> str:
     return next(role for role, buckets in ROLES.items() if bucket in buckets)
 
 
-def walk(town: City, stream: random.Random) -> list[int] | None:
-    """Nodes of a random way over 2 or 3 legs without going back; None if it ends before it should."""
+def walk(town: City, stream: random.Random, straight_on: float) -> list[int] | None:
+    """Nodes of a random way over 2 or 3 legs without going back; None if it ends before it should.
+
+    A crossing is passed with probability ``straight_on`` where a street goes on ahead.
+    """
     legs, passed = stream.choice(LEGS), 0
     nodes = [stream.randrange(len(town.points))]
     nodes.append(stream.choice(town.neighbours[nodes[0]]))
@@ -131,7 +134,7 @@ def walk(town: City, stream: random.Random) -> list[int] | None:
             change = abs(wrapped(town.bearing(nodes[-1], other) - before))
             if other not in nodes:
                 (ahead if change < STRAIGHT else sideways if change <= SHARPEST else []).append(other)
-        straight = bool(ahead) and passed < MOST_PASSED and stream.random() < 0.5
+        straight = bool(ahead) and passed < MOST_PASSED and stream.random() < straight_on
         if not straight:
             legs, passed = legs - 1, 0
             if legs == 0:
@@ -142,11 +145,11 @@ def walk(town: City, stream: random.Random) -> list[int] | None:
         nodes.append(stream.choice(ahead if straight else sideways))
 
 
-def draw(name: str, wanted: str, stream: random.Random, config: RailConfig) -> Route:
-    """A random route of that role in the city, with a random heading at its start."""
+def draw(name: str, wanted: str, stream: random.Random, config: RailConfig, straight_on: float = 0.5) -> Route:
+    """A random route of that role in the city, with a random heading at its start; ``straight_on``: see `walk`."""
     town = city(name)
     while True:
-        nodes = walk(town, stream)
+        nodes = walk(town, stream, straight_on)
         if nodes is None or role(name, nodes[0], nodes[-1]) != wanted:
             continue
         first = town.bearing(nodes[0], nodes[1])

@@ -84,7 +84,7 @@ class Settings(Common):
         within("branch_flops", self.branch_flops, 0, above=True)
         within("rail.points", self.rail.points, 0, 8)
         within("rail.drop", self.rail.drop, 0, 1)
-        for key in ("renamed", "wrong", "renamed_places"):
+        for key in ("renamed", "wrong", "straight_on", "renamed_places"):
             within(f"corpus.{key}", getattr(self.corpus, key), 0, 1)
         for key in ("routes", "known_routes", "curve_routes", "points"):
             within(f"evaluation.{key}", getattr(self.evaluation, key), 1)

@@ -1,8 +1,8 @@
 """Learning rates by validation: `python -m experiments.exp_7_12_virl.tune [arm ...]`.
 
-Three tries for every arm that trains in the main study, on tuning seed 0 and validation routes. What chooses is the share of
-whole routes walked rightly under the training rule, in the cities trained in and in others: the unseen rule chooses
-nothing. Arms that change one key of another take its rate. The rates in conf/experiment/7-12/base.yaml are then set to the
+Three tries for every method, on tuning seed 0 and validation routes. What chooses is the share of whole routes walked rightly
+under the training rule, in the cities trained in and in others: the unseen rule chooses nothing. Arms that differ from
+another in budget, reward, tries or start take its rate. The rates in conf/experiment/7-12/base.yaml are then set to the
 ones that the README's table marks.
 """
 
@@ -13,7 +13,8 @@ from common.tuning import Tuning, main
 from experiments.exp_7_12_virl.run import NUMBER, run_cell
 from experiments.exp_7_12_virl.settings import Settings
 
-RATES = dict.fromkeys(("sft", "ppo", "ppo_outcome", "grpo"), (1e-4, 3e-4, 1e-3))
+RATES = dict.fromkeys(("sft", "ppo", "grpo"), (1e-4, 3e-4, 1e-3))
+SAME_AS = {"sft_long": "sft", "ppo_outcome": "ppo", "grpo_outcome": "grpo"}
 HEADINGS = ("new routes", "other cities")
 
 

@@ -147,5 +147,7 @@ def test_the_readmes_table_of_tries_is_the_record_of_tries_and_all_arms_had_the_
     counts = {arm: sum(row["arm"] == arm for row in tries) for arm in {row["arm"] for row in tries} & set(tune.RATES)}
     assert set(counts.values()) <= {3} and all(row["seed"] < 100 for row in tries)
     settings = compose("7-12", Settings, [])
+    for arm, other in tune.SAME_AS.items():
+        assert settings.branches[arm].lr == settings.branches[other].lr, arm
     for arm in counts:
         assert settings.branches[arm].lr == tuning.best([row for row in tries if row["arm"] == arm])["lr"], arm
