@@ -210,8 +210,8 @@ def make_credit(config: CreditConfig) -> Credit:
         rewards_B = scalar_rewards(path, config, strength)
         outcome_B = advantages.group_centre(rewards_B, group_B, valid_B)
         signal_BK = turn_signals(path, config, strength) * valid_B[:, None]
-        parts = [part.to(batch.ids_BT.device) for part in (outcome_B, signal_BK)]
-        advantages_BT = token_advantages(*parts, batch.turn_BT, batch.mask_BT, config.normaliser)
+        outcome_B, signal_BK = outcome_B.to(batch.ids_BT.device), signal_BK.to(batch.ids_BT.device)
+        advantages_BT = token_advantages(outcome_B, signal_BK, batch.turn_BT, batch.mask_BT, config.normaliser)
         metrics = {
             "reward/mean": float(rewards_B.mean()),
             "path/violations": float(path.violations_BK.sum(1).mean()),
