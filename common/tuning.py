@@ -22,14 +22,15 @@ from common.schema import one_of
 
 BLOCK = ("<!-- tuning:begin -->", "<!-- tuning:end -->")
 SEED = 0
+LENGTHS = ("trained lengths", "longer")
 
 
 @dataclass(frozen=True)
 class Tuning:
     """``rates``: arm -> the rates to try. ``starts``: arms that are measured without a rate.
 
-    ``splits``: arm -> its splits of trained and of longer tasks, whose mean success chooses the rate. ``folder``: where
-    tuning.jsonl and the README with the two lines of BLOCK lie.
+    ``splits``: arm -> its splits of trained and of longer tasks, whose mean success chooses the rate; ``headings``: what the
+    table calls the two. ``folder``: where tuning.jsonl and the README with the two lines of BLOCK lie.
     """
 
     number: str
@@ -39,6 +40,7 @@ class Tuning:
     rates: Mapping[str, Sequence[float]]
     starts: Sequence[str]
     splits: Callable[[str], tuple[str, str]]
+    headings: tuple[str, str] = LENGTHS
 
     @property
     def file(self) -> Path:
@@ -70,7 +72,7 @@ def best(rows: Sequence[Record]) -> Record:
     return max(rows, key=lambda row: (row["id"] + row["ood"], -row["lr"]))
 
 
-def table(rows: Sequence[Record]) -> str:
+def table(rows: Sequence[Record], headings: tuple[str, str] = LENGTHS) -> str:
     """The README's table of tries."""
     lines = []
     for arm in dict.fromkeys(row["arm"] for row in rows):
@@ -81,7 +83,7 @@ def table(rows: Sequence[Record]) -> str:
             numbers = (f"{100 * x:.1f} %" for x in (row["id"], row["ood"], (row["id"] + row["ood"]) / 2))
             steps = "" if row["steps"] is None else f"{row['steps']}"
             lines.append((arm, rate, *numbers, steps, f"{row['cpu_s']:.0f}", taken))
-    return Table(("arm", "rate", "trained lengths", "longer", "mean of both", "steps", "CPU s", ""), lines).markdown
+    return Table(("arm", "rate", *headings, "mean of both", "steps", "CPU s", ""), lines).markdown
 
 
 def write(tuning: Tuning, rows: Sequence[Record]) -> None:
@@ -90,7 +92,7 @@ def write(tuning: Tuning, rows: Sequence[Record]) -> None:
     rows = sorted(rows, key=lambda row: (order.index(row["arm"]), row["lr"] or 0))
     write_text(tuning.file, "".join(json_line(row) for row in rows))
     readme = tuning.folder / "README.md"
-    write_text(readme, replaced(readme, BLOCK, table(rows)))
+    write_text(readme, replaced(readme, BLOCK, table(rows, tuning.headings)))
 
 
 def main(tuning: Tuning, words: Sequence[str]) -> None:

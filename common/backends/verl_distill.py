@@ -56,6 +56,8 @@ def distill_keys(config: DistillConfig, job: Job, teacher: Teacher) -> dict[str,
         raise ConfigError(f"distill.objective={config.objective}: verl cannot do it; allowed are {', '.join(OBJECTIVES)}.")
     if config.temperature != 1.0:
         raise ConfigError(f"distill.temperature={config.temperature}: verl's teacher judges at temperature 1; allowed is 1.")
+    if config.environment_tokens != "masked":
+        raise ConfigError("distill.environment_tokens=learned: verl masks what the environment says; allowed is masked.")
     # The advantage plays no part: task rewards are off. verl has no plain reward for several answers per prompt.
     algo = replace(config.algo, advantage="group_centre" if config.group_size > 1 else "reward")
     own, model = "distillation.", "distillation.teacher_models.teacher_model."

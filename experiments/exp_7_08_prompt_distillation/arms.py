@@ -16,7 +16,7 @@ from common.seeding import python_random
 from experiments.exp_7_08_prompt_distillation import stages
 from experiments.exp_7_08_prompt_distillation.ask import Mode, Reply, regraded
 from experiments.exp_7_08_prompt_distillation.env import PromptedLabels
-from experiments.exp_7_08_prompt_distillation.evaluate import Evaluator, judge, time_pair
+from experiments.exp_7_08_prompt_distillation.evaluate import Evaluator, agreement, judge, time_pair
 from experiments.exp_7_08_prompt_distillation.settings import Settings
 from experiments.exp_7_08_prompt_distillation.source import Item
 
@@ -116,6 +116,8 @@ def measure(settings: Settings, arm: str, seed: int, model: Any, tokenizer: Any,
     evaluator.split("test", items, own, teacher)
     evaluator.parts(items, own, teacher, seed)
     evaluator.keep_rollouts("test", source, mode, items, own)
+    if given and settings.teacher == "local":
+        evaluator.record("test", "self_agreement", agreement(replies("again", items, source), teacher))
     if branch.method != "none":
         learnt = stages.source_of(settings, seed, branch.changed)
         seen = learnt.items("train", min(count, branch.inputs or settings.inputs))

@@ -39,7 +39,7 @@ class Evaluator:
         """Accuracy, fidelity, answers without a label, and tokens, on one split."""
         if all(item.gold is not None for item in items):
             self.record(split, "success", [float(reply.success) for reply in replies])
-        self.record(split, "fidelity", [float(agrees(*pair)) for pair in zip(replies, teacher, strict=True)])
+        self.record(split, "fidelity", agreement(replies, teacher))
         self.record(split, "no_label", [float(reply.label is None) for reply in replies])
         self.record(split, "tokens_in", [float(reply.tokens_in) for reply in replies])
         self.record(split, "tokens_out", [float(reply.tokens_out) for reply in replies])
@@ -63,7 +63,7 @@ class Evaluator:
         groups |= {"teacher_wrong": wrong, "teacher_right": [not flag for flag in wrong]}
         for split, chosen in groups.items():
             self.record(split, "success", [value for value, flag in zip(success, chosen, strict=True) if flag])
-        same = [float(agrees(*pair)) for pair in zip(replies, teacher, strict=True)]
+        same = agreement(replies, teacher)
         for split in ("tail", "common", "teacher_wrong"):
             self.record(split, "fidelity", [value for value, flag in zip(same, groups[split], strict=True) if flag])
         strata = [f"{item.kind} {item.tail}" for item in items]
@@ -91,6 +91,11 @@ def agrees(reply: Reply, teacher: Reply) -> bool:
     return reply.label is not None and reply.label == teacher.label
 
 
+def agreement(replies: Sequence[Reply], teacher: Sequence[Reply]) -> list[float]:
+    """1.0 for each text on which they agree."""
+    return [float(agrees(*pair)) for pair in zip(replies, teacher, strict=True)]
+
+
 def inheritance(
     replies: Sequence[Reply], teacher: Sequence[Reply], strata: Sequence[str], permutations: int, seed: int
 ) -> dict[str, float | None]:
@@ -107,7 +112,7 @@ def inheritance(
     names = ("inherited", "inherited_same", "inherited_chance", "inherited_p")
     if not wrong_N.any():
         return dict.fromkeys(names)
-    same_N = np.array([agrees(*pair) for pair in zip(replies, teacher, strict=True)])
+    same_N = np.array(agreement(replies, teacher)) == 1
     both = int((wrong_N & theirs_N).sum())
     stream, counts = rng(seed, "permutations"), np.zeros(permutations)
     for stratum in sorted(set(strata)):

@@ -32,7 +32,7 @@ CLAIMS = Path(__file__).with_name("claims.yaml")
 CODE = [
     *stages.ASK_CODE,
     *stages.STUDENT_CODE,
-    *(stages.HERE + name for name in ("arms", "evaluate", "run")),
+    *(stages.HERE + name for name in ("arms", "evaluate", "run", "settings")),
     *(f"common.{name}" for name in ("compute", "distill", "episodes", "loop", "policy", "target_losses")),
 ]
 

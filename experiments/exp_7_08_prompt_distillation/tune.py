@@ -2,7 +2,8 @@
 
 Three rates for every arm that trains, on tuning seed 0 and validation texts. Arms that learn the teacher's labels are chosen
 by fidelity, which can be had without gold labels, the controls by accuracy. Finished tries are found again. Writes
-tuning.jsonl and the README's table; the rates in conf/experiment/7-8/base.yaml are then set by hand to the ones it marks.
+tuning.jsonl and the README's table; the rates in conf/experiment/7-8/base.yaml are then set by hand to the ones it marks. A
+row with a `note` is an earlier try that was made in another way.
 """
 
 from __future__ import annotations
@@ -26,9 +27,8 @@ HERE = Path(__file__).parent
 FILE, README = HERE / "tuning.jsonl", HERE / "README.md"
 BLOCK = ("<!-- tuning:begin -->", "<!-- tuning:end -->")
 SEED = 0
-SFT_RATES, ON_POLICY_RATES = (1e-3, 3e-3, 1e-2), (3e-4, 1e-3, 3e-3)
 STUDENTS = ("distilled", "gold", "traces", "inputs_250", "inputs_1000", "small", "small_gold", "update", "update_anew")
-RATES = {**dict.fromkeys(STUDENTS, SFT_RATES), **dict.fromkeys(("on_policy", "on_policy_thought"), ON_POLICY_RATES)}
+RATES = dict.fromkeys((*STUDENTS, "on_policy", "on_policy_thought"), (1e-3, 3e-3, 1e-2))
 UNTRAINED = ("before", "prompted", "teacher", "small_before", "small_prompted", "small_thinking")
 SHOWN = {
     "success": ("test", "success"), "fidelity": ("test", "fidelity"), "trained": ("trained", "fidelity"),
@@ -68,7 +68,7 @@ def table(rows: list[Record]) -> str:
         for row in own:
             rate = "" if row["lr"] is None else f"{row['lr']:g}"
             numbers = ("" if row[name] is None else f"{100 * row[name]:.1f} %" for name in SHOWN)
-            taken = "taken" if row["lr"] is not None and row is best(own) else ""
+            taken = "taken" if row["lr"] is not None and row is best(own) else row.get("note", "")
             lines.append((arm, rate, *numbers, f"{row['cpu_s']:.0f}", taken))
     header = ("arm", "rate", "accuracy", "fidelity", "fidelity, own texts", "fidelity, changed rules", "CPU s", "")
     return Table(header, lines).markdown

@@ -6,12 +6,12 @@
 The training tasks of a step are those that the native loops draw under the same seed.
 """
 
-import subprocess
-from pathlib import Path
+from functools import partial
 from typing import Any
 
 from common.algo import AlgoConfig, load_algo
 from common.backends import verl, verl_plan
+from common.backends.verl_submit import Planned, carry_out
 from common.backends.verl_worker import task_row, write_agent, write_tasks
 from common.config import run_folder, seed_list
 from common.jobs import Cell, cell_folder
@@ -86,21 +86,13 @@ def plan(settings: Settings, arm: str, seed: int) -> tuple[verl.Job, AlgoConfig,
 
 def main(settings: Settings) -> int:
     """Plans all cells, then prints the plans (dry) or exports and submits them; 1 if a submission failed."""
-    cluster = settings.cluster
-    plans = [(arm, seed, plan(settings, arm, seed)) for seed in seed_list(settings) for arm in settings.chosen()]
-    if verl.verl_config_folder() is None:
-        print("note: verl is not installed here, so its schema has not checked the keys\n")
-    else:
-        schema = verl.compose()
-        for _, _, (*_, keys) in plans:
-            verl.check_keys(keys, schema)
-    failed = 0
-    for arm, seed, (job, algo, estimate, keys) in plans:
-        assert cluster is not None  # plan() has refused
-        submit = verl_plan.submission(cluster, keys, verl.environment(job, on_cpu=False))
-        print(verl_plan.describe(cluster, algo, job, estimate, submit), end="\n\n", flush=True)
-        if not settings.dry:
-            hundred = seed // 100 * 100
-            export(settings, settings.branches[arm], algo, job, hundred + (seed - hundred) // settings.bases % settings.splits)
-            failed += subprocess.run(submit, cwd=Path(verl.ROOT), check=False).returncode != 0
-    return 1 if failed else 0
+    cells = []
+    for seed in seed_list(settings):
+        hundred = seed // 100 * 100
+        split_seed = hundred + (seed - hundred) // settings.bases % settings.splits
+        for arm in settings.chosen():
+            job, algo, estimate, keys = plan(settings, arm, seed)
+            write = partial(export, settings, settings.branches[arm], algo, job, split_seed)
+            cells.append(Planned(job, algo, estimate, keys, write))
+    assert settings.cluster is not None  # plan() has refused
+    return carry_out(settings.cluster, cells, settings.dry)

@@ -13,10 +13,10 @@ from common.distill import train_distill
 from common.episodes import Episode
 from common.grpo import train_grpo
 from common.models import parameter_count
+from common.pretrained import encoder_of
 from common.rejection import row_batches
 from common.runlog import RunLog
 from common.sft import train_sft
-from common.tokenizers import PhraseEncoder
 from experiments.exp_7_opd_distillation import chains, data, stages
 from experiments.exp_7_opd_distillation.evaluate import Evaluator
 from experiments.exp_7_opd_distillation.settings import Branch, Settings
@@ -62,7 +62,7 @@ class Arm:
 
     def until_fault(self) -> Callable[[Episode], list[int]]:
         """episode -> 1 on the tokens up to and with the first that a check of the steps refuses."""
-        encode = PhraseEncoder(self.tokenizer)
+        encode = encoder_of(self.tokenizer)
 
         def mask(episode: Episode) -> list[int]:
             gold = [*encode(chains.answer(chains.chain_of(episode.task))), encode.eos]
@@ -125,8 +125,8 @@ def reinforce(arm: Arm) -> Meter:
 
 
 def distil(arm: Arm) -> Meter:
-    """On-policy distillation; tokens of the environment are never learned from."""
-    teacher, _ = load_model(arm.inputs["teacher"] / "model")
+    """On-policy distillation, on the student's own tokens unless the arm's environment_tokens say otherwise."""
+    teacher, _ = load_model(arm.inputs["teacher"] / "model", arm.settings.device, arm.settings.dtype)
     learn_from = arm.until_fault() if arm.branch.credit == "until_fault" else None
     return train_distill(
         arm.model, teacher, arm.tokenizer, stages.ENVS[arm.branch.task], arm.task_at, arm.config,

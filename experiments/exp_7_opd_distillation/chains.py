@@ -32,8 +32,9 @@ CORPUS_LENGTHS = range(1, 13)
 
 ASK = "Compute "
 END = "\n"
-_ANSWER = re.compile(r"[0-9]{1,2}(?:[+-][1-5]=[0-9]{1,2})+")
-_STEP = re.compile(r"([+-][1-5])=([0-9]{1,2})")
+_NUMBER = r"(?:0|[1-9][0-9]?)"  # one way to write each: no leading zero
+_ANSWER = re.compile(rf"{_NUMBER}(?:[+-][1-5]={_NUMBER})+")
+_STEP = re.compile(rf"([+-][1-5])=({_NUMBER})")
 _TEXT = spaces.Text(min_length=0, max_length=10_000, charset=string.printable)
 
 

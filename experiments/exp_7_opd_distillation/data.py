@@ -12,10 +12,11 @@ from typing import Any
 
 from transformers import PreTrainedTokenizerFast
 
+from common.pretrained import Encoder
 from common.rejection import Row
 from common.seeding import python_random
 from common.sft import SftBatch, pad_rows
-from common.tokenizers import PhraseEncoder, build_phrase_tokenizer, number_tokens
+from common.tokenizers import build_phrase_tokenizer, number_tokens
 from experiments.exp_7_opd_distillation import chains, dial
 
 TASKS: dict[str, Any] = {"chain": chains, "dial": dial}
@@ -49,7 +50,7 @@ class CorpusConfig:
 class Corpus:
     """The pre-training text of a task as batches of rows."""
 
-    def __init__(self, task: str, encode: PhraseEncoder, config: CorpusConfig, seed: int) -> None:
+    def __init__(self, task: str, encode: Encoder, config: CorpusConfig, seed: int) -> None:
         self.task, self.encode, self.config, self.seed = task, encode, config, seed
 
     def batch(self, step: int, rows: int) -> SftBatch:
@@ -72,12 +73,14 @@ class Corpus:
         """A game whose random turns have to be mended, the best turns as targets."""
         tour = self.tour(stream)
         place, last, reached = tour.start, tour.start, 0
-        ids, mask = [self.encode.bos], [0]
-        while len(ids) + 5 <= self.config.row_tokens:
+        longest = len(self.encode.reply(dial.observation(39, 20))) + 2  # tokens of a turn past the stop and of its answer
+        ids, mask = list[int](), list[int]()
+        while not ids or len(ids) + longest <= self.config.row_tokens:
             stop = tour.stops[reached]
             random_turn = stream.random() < self.config.noise
             button = stream.choice(dial.BUTTONS) if random_turn else dial.best_button(place, stop)
-            shown = self.encode(dial.observation(place, stop))
+            observation = dial.observation(place, stop)
+            shown = self.encode.reply(observation) if ids else self.encode.start(observation)
             ids += [*shown, *self.encode(button), self.encode.eos]
             mask += [0] * len(shown) + [int(not random_turn), 1]
             place = dial.turned(place, last, button)

@@ -11,11 +11,13 @@ from pathlib import Path
 from common.checkpoints import load_model, save_model
 from common.config import cli, number_keys, run_folder, seed_list
 from common.jobs import Cell, Job, cell_folder, complete_cell
+from common.lora import add_adapter
+from common.pretrained import is_tiny
 from common.records import read_jsonl
 from common.runlog import RunLog
 from common.stages import fingerprint
 from common.study import run_study
-from experiments.exp_7_opd_distillation import arms, stages
+from experiments.exp_7_opd_distillation import arms, cluster, stages
 from experiments.exp_7_opd_distillation.evaluate import Evaluator
 from experiments.exp_7_opd_distillation.figures import figures, sections
 from experiments.exp_7_opd_distillation.settings import Settings
@@ -29,9 +31,11 @@ CODE = [
     *(stages.HERE + name for name in ("arms", "evaluate", "run", "stages")),
     *(
         f"common.{name}"
-        for name in ("advantages", "algo", "compute", "distill", "evaluation", "grpo", "loop", "policy", "sft", "target_losses")
+        for name in (
+            "advantages", "algo", "compute", "distill", "evaluation", "grpo", "lora", "loop", "policy", "sft", "target_losses",
+        )
     ),
-]
+]  # fmt: skip
 
 
 def inputs_of(settings: Settings, arm: str, seed: int) -> dict[str, Path]:
@@ -70,6 +74,8 @@ def train_and_evaluate(settings: Settings, arm: str, seed: int, built: dict[str,
     labels = {"experiment": NUMBER, "scale": settings.scale, "variant": settings.variant, "arm": arm, "seed": seed}
     with RunLog(folder, labels, tracker=settings.tracker) as log:
         model, tokenizer = load_model(built["start"] / "model", settings.device, settings.dtype)
+        if branch.method != "none":
+            model = add_adapter(model, settings.lora, "sft" if branch.method == "sft" else "rl", seed)
         evaluator = Evaluator(settings, arm, tokenizer, log, seed)
         if branch.method != "none":
             evaluator.on_the_way(model, 0, 0)
@@ -84,7 +90,7 @@ def train_and_evaluate(settings: Settings, arm: str, seed: int, built: dict[str,
             evaluator.by_compute(read_jsonl(folder / "records.jsonl"), settings.task_config(arm).branch_flops)
         if branch.few:
             evaluator.reuse(model, trained.task_at(0, settings.task_config(arm).few_items), steps)
-        if branch.method == "none":
+        if branch.method == "none" and is_tiny(tokenizer):  # a right token is known where a token is a phrase
             for name in ("teacher", "narrow"):
                 if name in built:
                     evaluator.trust(model, load_model(built[name] / "model")[0], name, steps)
@@ -106,6 +112,8 @@ def plan(settings: Settings, seeds: list[int], names: list[str]) -> list[Job]:
 
 def main(settings: Settings) -> int:
     """Runs the chosen cells on the worker processes, gathers them and writes the report; 1 if a cell failed."""
+    if settings.scale == "cluster":
+        return cluster.main(settings)
     seeds, names = seed_list(settings), settings.chosen()
     cells = [Cell(arm, seed) for seed in seeds for arm in names]
     return run_study(settings, plan(settings, seeds, names), cells, claims=CLAIMS, figures=figures, sections=sections)

@@ -5,8 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from common.backends.verl_distill import Teacher
+from common.backends.verl_plan import Cluster
 from common.config import AlgoConfig, Common, load_algo
 from common.distill import DistillConfig
+from common.lora import LoraSettings, learning_rate
 from common.models import DecoderConfig
 from common.schema import ConfigError, build, one_of, within
 from common.sft import SftConfig
@@ -76,6 +79,9 @@ class EvaluationConfig:
 class Settings(Common):
     """All keys of the experiment."""
 
+    model_path: str | None
+    teacher_path: str | None
+    lora: LoraSettings
     corpus: CorpusConfig
     student_corpus: CorpusConfig
     narrow_corpus: CorpusConfig
@@ -85,6 +91,9 @@ class Settings(Common):
     sft: SftConfig
     evaluation: EvaluationConfig
     branches: dict[str, Branch]
+    cluster: Cluster | None = None
+    judge: Teacher | None = None
+    dry: bool = False
 
     def check(self) -> None:
         """Raises ConfigError on values that cannot work together."""
@@ -96,10 +105,12 @@ class Settings(Common):
             within(f"{name}.few_items", task.few_items, 1, task.train_items)
             within(f"{name}.branch_flops", task.branch_flops, 0, above=True)
         for part in ("corpus", "student_corpus", "narrow_corpus"):
-            within(f"{part}.row_tokens", getattr(self, part).row_tokens, 16, self.dial.teacher.max_length)
+            longest = self.dial.teacher.max_length if self.model_path is None else None
+            within(f"{part}.row_tokens", getattr(self, part).row_tokens, 16, longest)
             within(f"{part}.noise", getattr(self, part).noise, 0, 0.9)
         for key in ("items", "samples", "curve_items"):
             within(f"evaluation.{key}", getattr(self.evaluation, key), 1)
+        self.check_paths()
         shapes = [(f"{task}.{who}", getattr(getattr(self, task), who)) for task in TASKS for who in ("student", "teacher")]
         for part, model in shapes:
             if model.hidden % model.heads or model.hidden // model.heads % 2:
@@ -118,6 +129,18 @@ class Settings(Common):
         for arm in self.arms or []:
             one_of("arms", arm, self.branches)
 
+    def check_paths(self) -> None:
+        """A pre-trained student needs a pre-trained teacher, and the other way round."""
+        if (self.model_path is None) != (self.teacher_path is None):
+            raise ConfigError(
+                f"model_path={self.model_path} with teacher_path={self.teacher_path}: name both student and teacher, "
+                "which must share a tokenizer, or neither."
+            )
+        if self.scale in ("gpu", "cluster") and self.model_path is None:
+            raise ConfigError(
+                f"model_path=null: scale={self.scale} needs a local model folder or a hub name, model_path=<folder>."
+            )
+
     def chosen(self) -> list[str]:
         """The arms of the run: those named, else all of the study."""
         return self.arms or [name for name, branch in self.branches.items() if branch.study in (self.study, "both")]
@@ -132,7 +155,8 @@ class Settings(Common):
         branch, task = self.branches[name], self.task_config(name)
         where = f"branches.{name}.changes"
         typed = {key: value for key, value in self.algo.items() if value is not None and name in self.chosen()}
-        rate = typed.get("lr", branch.lr)
+        own = None if branch.lr is None else learning_rate(branch.lr, self.lora)
+        rate = typed.get("lr", own)
         lr = {} if rate is None else {"lr": rate}
         turns = TASKS[branch.task].turn_limit(max(TASKS[branch.task].TRAINED))
         played = {"max_new_tokens": task.max_new_tokens, "max_turns": turns}

@@ -10,18 +10,18 @@ from common.checkpoints import load_model
 from common.episodes import Episode, run_episodes
 from common.files import read_json, write_json
 from common.models import build_decoder, parameter_count
+from common.pretrained import encoder_of, tuned
 from common.rejection import Row
 from common.seeding import generator
 from common.sft import SftBatch
 from common.stages import stage
 from common.supervised import SFT_MODULES, supervised
-from common.tokenizers import PhraseEncoder
 from experiments.exp_7_opd_distillation import data
 from experiments.exp_7_opd_distillation.data import TASKS
 from experiments.exp_7_opd_distillation.settings import Settings, TaskConfig
 
 HERE = "experiments.exp_7_opd_distillation."
-TEXT_CODE = [HERE + name for name in ("chains", "dial", "data")]
+TEXT_CODE = [*(HERE + name for name in ("chains", "dial", "data")), "common.pretrained"]
 SAMPLE_CODE = [*TEXT_CODE, *(f"common.{name}" for name in ("episodes", "rollout", "decoding", "fused", "seeding"))]
 ENVS = {"chain": TASKS["chain"].DistilledChains, "dial": TASKS["dial"].SafeDial}
 TEACHER_SEED = 99  # of each hundred: no cell has it
@@ -34,7 +34,10 @@ def training_items(settings: Settings, task: str, seed: int) -> tuple[Any, ...]:
 
 
 def pretrained(settings: Settings, task: str, who: str, seed: int) -> Path:
-    """`who`: student, teacher, or narrow (the teacher's shape on games that need no mending). Trained on the corpus."""
+    """`who`: student, teacher, or narrow (the teacher's shape on games that need no mending). Trained on the corpus.
+
+    With model_path a pre-trained student and teacher in the place of tiny ones.
+    """
     config: TaskConfig = getattr(settings, task)
     steps = {"student": config.student_steps, "teacher": config.teacher_steps, "narrow": config.narrow_steps}[who]
     shape = config.student if who == "student" else config.teacher
@@ -45,14 +48,18 @@ def pretrained(settings: Settings, task: str, who: str, seed: int) -> Path:
         return build_decoder(shape, tokenizer, seed, data.written_numbers(tokenizer, task)), tokenizer
 
     def batches(tokenizer: Any) -> Callable[[int], SftBatch]:
-        made = data.Corpus(task, PhraseEncoder(tokenizer), corpus, seed)
+        made = data.Corpus(task, encoder_of(tokenizer), corpus, seed)
         return lambda step: made.batch(step, settings.pretraining.batch_size)
 
-    return supervised(
-        f"{task}-{who}", experiment=settings.experiment, runs_dir=settings.runs_dir, threads=settings.threads, seed=seed,
-        config=settings.pretraining, steps=steps, model=model, batches=batches, key=[shape, corpus],
-        modules=[*SFT_MODULES, *TEXT_CODE],
-    )  # fmt: skip
+    shared: dict[str, Any] = {
+        "experiment": settings.experiment, "runs_dir": settings.runs_dir, "seed": seed, "config": settings.pretraining,
+        "steps": steps, "batches": batches, "modules": [*SFT_MODULES, *TEXT_CODE],
+    }  # fmt: skip
+    if settings.model_path is not None:
+        source = settings.model_path if who == "student" else str(settings.teacher_path)
+        machine = {"lora": settings.lora, "device": settings.device, "dtype": settings.dtype}
+        return tuned(f"{task}-{who}", source, **shared, **machine, key=corpus)
+    return supervised(f"{task}-{who}", **shared, threads=settings.threads, model=model, key=[shape, corpus])
 
 
 def teacher_of(settings: Settings, task: str, who: str, seed: int) -> Path:
@@ -81,7 +88,7 @@ def teacher_answers(settings: Settings, task: str, seed: int, few: bool) -> Path
     teacher_folder = teacher_of(settings, task, "wide", seed)
 
     def build(folder: Path) -> None:
-        teacher, tokenizer = load_model(teacher_folder / "model")
+        teacher, tokenizer = load_model(teacher_folder / "model", settings.device, settings.dtype)
         tasks = [TASKS[task].task(item) for item in items]
         episodes = play(settings, task, teacher, tokenizer, tasks, each, seed, "teacher answers")
         write_json(

@@ -18,7 +18,7 @@ RATES = {
     **dict.fromkeys(("chain_opd_sampled", "chain_opd", "chain_opd_masked"), (3e-4, 1e-3, 3e-3, 1e-2)),
     "dial_sft": (1e-3, 3e-3, 1e-2),
     "dial_grpo": (3e-4, 1e-3, 3e-3),
-    **dict.fromkeys(("dial_opd_sampled", "dial_opd"), (1e-3, 2e-3, 4e-3)),
+    **dict.fromkeys(("dial_opd_sampled", "dial_opd", "dial_opd_unmasked"), (1e-3, 2e-3, 4e-3)),
 }
 SAME_AS = {"chain_sft_few": "chain_sft", "chain_opd_few": "chain_opd", "dial_opd_narrow": "dial_opd"}
 TUNING = Tuning(

@@ -11,10 +11,10 @@ from common.compute import Budget, Meter
 from common.distill import train_distill
 from common.grpo import train_grpo
 from common.models import parameter_count
+from common.pretrained import encoder_of
 from common.rejection import row_batches
 from common.runlog import RunLog
 from common.sft import train_sft
-from common.tokenizers import PhraseEncoder
 from experiments.exp_7_opsd_self_distillation import data, stages, tasks
 from experiments.exp_7_opsd_self_distillation.evaluate import Evaluator
 from experiments.exp_7_opsd_self_distillation.settings import Branch, Settings
@@ -77,7 +77,7 @@ def stay(arm: Arm) -> Meter:
 
 def supervise(arm: Arm) -> Meter:
     """SFT on the very solutions that the self-teacher is shown."""
-    encode = PhraseEncoder(arm.tokenizer)
+    encode = encoder_of(arm.tokenizer)
     rows = [encode.row(tasks.prompt(task), tasks.solution(task)) for task in arm.items]
     batches = row_batches(rows, arm.tokenizer.pad_token_id, arm.config.batch_size, arm.seed, "sft")
     return train_sft(arm.model, batches, arm.config, **arm.where())

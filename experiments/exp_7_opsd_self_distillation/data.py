@@ -14,10 +14,11 @@ from dataclasses import dataclass, field
 
 from transformers import PreTrainedTokenizerFast
 
+from common.pretrained import Encoder
 from common.rejection import Row
 from common.seeding import python_random
 from common.sft import SftBatch, pad_rows
-from common.tokenizers import PhraseEncoder, build_phrase_tokenizer, number_tokens
+from common.tokenizers import build_phrase_tokenizer, number_tokens
 from experiments.exp_7_opsd_self_distillation import tasks
 from experiments.exp_7_opsd_self_distillation.tasks import Task
 
@@ -56,7 +57,7 @@ class CorpusConfig:
 class Corpus:
     """The pre-training text as batches of rows."""
 
-    def __init__(self, encode: PhraseEncoder, config: CorpusConfig, seed: int) -> None:
+    def __init__(self, encode: Encoder, config: CorpusConfig, seed: int) -> None:
         self.encode, self.config, self.seed = encode, config, seed
 
     def batch(self, step: int, rows: int) -> SftBatch:

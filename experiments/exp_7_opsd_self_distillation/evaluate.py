@@ -7,9 +7,10 @@ from typing import Any
 
 import torch
 
-from common.episodes import Episode, collate
+from common.episodes import Episode
 from common.evaluation import rollout_row
 from common.files import read_json_lines
+from common.loop import to_batch
 from common.losses import entropy_from_logprobs
 from common.policy import micro_batches, select, token_distributions
 from common.rollout import sample
@@ -71,7 +72,7 @@ class Evaluator:
                 if metric == "success":
                     shown = [mean(values[i : i + config.samples]) for i in range(0, len(values), config.samples)]
                 self.record(split, metric, values, steps, shown)
-            entropies = token_entropies(model, episodes, self.tokenizer.pad_token_id)
+            entropies = token_entropies(model, episodes, self.tokenizer)
             self.record(split, "entropy", entropies, steps)
             some = episodes[:: max(1, len(episodes) // ROLLOUTS)]
             self.log.rollouts([{"split": split, **rollout_row(episode, self.tokenizer)} for episode in some])
@@ -125,9 +126,9 @@ def mended(text: str) -> bool:
 
 
 @torch.no_grad()
-def token_entropies(model: Any, episodes: list[Episode], pad_id: int) -> list[float]:
+def token_entropies(model: Any, episodes: list[Episode], tokenizer: Any) -> list[float]:
     """Entropy in nats of the model's next-token distribution at every token that it wrote in the episodes."""
-    batch = collate(episodes, pad_id)
+    batch = to_batch(episodes, tokenizer, model)
     found: list[float] = []
     for rows in micro_batches(batch, torch.arange(len(episodes))):
         part = select(batch, rows)

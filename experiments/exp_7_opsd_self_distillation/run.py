@@ -12,6 +12,7 @@ from common.checkpoints import load_model, save_model
 from common.config import cli, number_keys, run_folder, seed_list
 from common.files import read_json_lines
 from common.jobs import Cell, Job, cell_folder, complete_cell
+from common.lora import add_adapter
 from common.records import read_jsonl
 from common.runlog import RunLog
 from common.stages import fingerprint
@@ -31,8 +32,8 @@ CODE = [
     *(
         f"common.{name}"
         for name in (
-            "advantages", "algo", "compute", "decoding", "distill", "episodes", "evaluation", "fused", "grpo", "loop",
-            "policy", "rollout", "seeding", "sft", "target_losses",
+            "advantages", "algo", "compute", "decoding", "distill", "episodes", "evaluation", "fused", "grpo", "lora",
+            "loop", "policy", "rollout", "seeding", "sft", "target_losses",
         )
     ),
 ]  # fmt: skip
@@ -60,6 +61,8 @@ def train_and_evaluate(settings: Settings, arm: str, seed: int, base: Path, fold
     labels = {"experiment": NUMBER, "scale": settings.scale, "variant": settings.variant, "arm": arm, "seed": seed}
     with RunLog(folder, labels, tracker=settings.tracker) as log:
         model, tokenizer = load_model(base / "model", settings.device, settings.dtype)
+        if branch.method != "none":
+            model = add_adapter(model, settings.lora, "sft" if branch.method == "sft" else "rl", seed)
         evaluator = Evaluator(settings, branch.kind, tokenizer, log, seed)
         if branch.method != "none":
             evaluator.on_the_way(model, 0, 0)

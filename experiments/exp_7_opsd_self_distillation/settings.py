@@ -7,6 +7,7 @@ from typing import Any
 
 from common.config import AlgoConfig, Common, load_algo
 from common.distill import DistillConfig
+from common.lora import LoraSettings, learning_rate
 from common.models import DecoderConfig
 from common.schema import ConfigError, build, one_of, within
 from common.sft import SftConfig
@@ -50,6 +51,8 @@ class EvaluationConfig:
 class Settings(Common):
     """All keys of the experiment."""
 
+    model_path: str | None
+    lora: LoraSettings
     model: DecoderConfig
     bases: int
     corpus: CorpusConfig
@@ -69,7 +72,9 @@ class Settings(Common):
         for key in ("bases", "pretraining_steps", "train_items", "max_new_tokens", "episodes_per_step"):
             within(key, getattr(self, key), 1)
         within("branch_flops", self.branch_flops, 0, above=True)
-        within("corpus.row_tokens", self.corpus.row_tokens, 48, self.model.max_length)
+        within("corpus.row_tokens", self.corpus.row_tokens, 48, self.model.max_length if self.model_path is None else None)
+        if self.scale == "gpu" and self.model_path is None:
+            raise ConfigError("model_path=null: scale=gpu needs a local model folder or a hub name, model_path=<folder>.")
         for key in ("slip", "recheck"):
             within(f"corpus.{key}", getattr(self.corpus, key), 0, 0.9)
         one_of("corpus.style", self.corpus.style, STYLES)
@@ -107,7 +112,8 @@ class Settings(Common):
         branch = self.branches[name]
         where = f"branches.{name}.changes"
         typed = {key: value for key, value in self.algo.items() if value is not None and name in self.chosen()}
-        rate = typed.get("lr", branch.lr)
+        own = None if branch.lr is None else learning_rate(branch.lr, self.lora)
+        rate = typed.get("lr", own)
         lr = {} if rate is None else {"lr": rate}
         if branch.method == "none":
             return None

@@ -9,19 +9,19 @@ from typing import Any
 
 from common.episodes import Episode, run_episodes
 from common.models import build_decoder
+from common.pretrained import encoder_of, tuned
 from common.seeding import base_seed, generator
 from common.sft import SftBatch
 from common.supervised import SFT_MODULES, supervised
-from common.tokenizers import PhraseEncoder
 from experiments.exp_7_opsd_self_distillation import data, tasks
 from experiments.exp_7_opsd_self_distillation.settings import Settings
 
 HERE = "experiments.exp_7_opsd_self_distillation."
-TEXT_CODE = [HERE + name for name in ("tasks", "data")]
+TEXT_CODE = [HERE + "tasks", HERE + "data", "common.pretrained"]
 
 
 def base_of(settings: Settings, style: str, seed: int) -> Path:
-    """The base of a seed, trained on the corpus in that style."""
+    """The base of a seed, trained on the corpus in that style; with model_path a pre-trained model learns it."""
     corpus, seed = replace(settings.corpus, style=style), base_seed(seed, settings.bases)
 
     def model() -> tuple[Any, Any]:
@@ -29,14 +29,17 @@ def base_of(settings: Settings, style: str, seed: int) -> Path:
         return build_decoder(settings.model, tokenizer, seed, data.written_numbers(tokenizer)), tokenizer
 
     def batches(tokenizer: Any) -> Callable[[int], SftBatch]:
-        made = data.Corpus(PhraseEncoder(tokenizer), corpus, seed)
+        made = data.Corpus(encoder_of(tokenizer), corpus, seed)
         return lambda step: made.batch(step, settings.pretraining.batch_size)
 
-    return supervised(
-        f"base-{style}", experiment=settings.experiment, runs_dir=settings.runs_dir, threads=settings.threads, seed=seed,
-        config=settings.pretraining, steps=settings.pretraining_steps, model=model, batches=batches,
-        key=[settings.model, corpus], modules=[*SFT_MODULES, *TEXT_CODE],
-    )  # fmt: skip
+    shared: dict[str, Any] = {
+        "experiment": settings.experiment, "runs_dir": settings.runs_dir, "seed": seed, "config": settings.pretraining,
+        "steps": settings.pretraining_steps, "batches": batches, "modules": [*SFT_MODULES, *TEXT_CODE],
+    }  # fmt: skip
+    if settings.model_path is not None:
+        machine = {"lora": settings.lora, "device": settings.device, "dtype": settings.dtype}
+        return tuned(f"base-{style}", settings.model_path, **shared, **machine, key=corpus)
+    return supervised(f"base-{style}", **shared, threads=settings.threads, model=model, key=[settings.model, corpus])
 
 
 def training_items(settings: Settings, kind: str, seed: int) -> tuple[tasks.Task, ...]:

@@ -153,7 +153,10 @@ def solution(task: Task) -> str:
 
 
 def grade(text: str, task: Task) -> Grade:
-    """Judges an answer by the last result of each step; anything that is not steps (or one number) is malformed."""
+    """Judges an answer by the last result of each step; anything that is not steps (or one number) is malformed.
+
+    Numbers of steps and codes count by their value, so that 07 is 7; the one number of a search by its text.
+    """
     waits = text.count(WAIT)
     if task.kind == "search":
         if not re.fullmatch(r"=[0-9]{1,2}", text):

@@ -62,9 +62,10 @@ def test_help_is_the_default_and_lists_every_target_once() -> None:
         (("exp-7-11", "SCALE=cluster"), "python -m experiments.exp_7_11_general_points.run scale=cluster"),
         (("cluster-check",), "python -m scripts.cluster_check"),
         (("smollm2",), "python -m common.smollm2"),
+        (("helsinki",), "python -m experiments.exp_7_12_virl.osm"),
         (("doctor",), "python -m scripts.doctor"),
         (("bench",), "python -m scripts.bench"),
-        (("test-unit",), "python -m pytest tests/unit"),
+        (("test-unit",), "python -m pytest -n 2 --dist loadfile tests/unit"),
     ],
 )
 def test_targets_print_the_plain_line(words: tuple[str, ...], line: str) -> None:

@@ -11,15 +11,16 @@ import torch
 from gymnasium.utils.env_checker import check_env
 
 from common.config import ConfigError, compose
+from common.files import read_json_lines
 from common.models import DecoderConfig
 from common.runlog import RunLog
 from common.seeding import python_random
 from common.statistics import overlaps
 from common.tokenizers import encode_prompt
-from experiments.exp_7_08_prompt_distillation import audit, data, rules, source, stages
+from experiments.exp_7_08_prompt_distillation import audit, data, rules, source, stages, tune
 from experiments.exp_7_08_prompt_distillation.ask import Mode, Reply
 from experiments.exp_7_08_prompt_distillation.env import ENV_ID, PromptedLabels, grade
-from experiments.exp_7_08_prompt_distillation.evaluate import Evaluator, inheritance
+from experiments.exp_7_08_prompt_distillation.evaluate import Evaluator, agreement, inheritance
 from experiments.exp_7_08_prompt_distillation.rules import HINT, MARK, NAME, Table, Text
 from experiments.exp_7_08_prompt_distillation.settings import Settings
 
@@ -270,9 +271,8 @@ def test_accuracy_and_fidelity_are_told_apart(tmp_path):
 
 
 def test_a_teacher_without_a_label_agrees_with_nobody():
-    from experiments.exp_7_08_prompt_distillation.evaluate import agrees
-
-    assert not agrees(reply("?", "el"), reply("?", "el")) and agrees(reply("fr", "el"), reply("fr", "el"))
+    own, teacher = (reply(label, "el") for label in ("?", "fr", "el")), (reply(label, "el") for label in ("?", "fr", "fr"))
+    assert agreement(list(own), list(teacher)) == [0.0, 1.0, 0.0]
 
 
 def test_student_rows_hold_the_text_alone_and_leave_out_what_the_teacher_did_not_label():
@@ -374,6 +374,17 @@ def test_the_gpu_scale_composes_with_paths_and_says_what_it_needs():
 def test_what_cannot_work_is_refused_in_one_sentence(typed, words):
     with pytest.raises(ConfigError, match=words):
         compose(NUMBER, Settings, ["scale=smoke", typed])
+
+
+def test_the_table_of_tries_is_their_record_and_the_rates_are_the_best_of_as_many_tries_for_every_arm():
+    rows, settings = read_json_lines(tune.FILE), compose(NUMBER, Settings, [])
+    assert tune.table(rows) in tune.README.read_text(encoding="utf-8") and all(row["seed"] < 100 for row in rows)
+    trained = [arm for arm, branch in settings.branches.items() if branch.method != "none"]
+    assert sorted(tune.RATES) == sorted(trained)
+    for arm in trained:
+        own = [row for row in rows if row["arm"] == arm and "note" not in row]
+        assert [row["lr"] for row in own] == [1e-3, 3e-3, 1e-2], arm
+        assert settings.branches[arm].lr == tune.best(own)["lr"], arm
 
 
 def test_modes_are_pairs_that_a_source_takes():

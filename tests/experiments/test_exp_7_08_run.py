@@ -22,12 +22,12 @@ from experiments.exp_7_08_prompt_distillation.settings import Settings
 
 ROOT = Path(__file__).resolve().parents[2]
 RUN = [sys.executable, "-m", "experiments.exp_7_08_prompt_distillation.run"]
-FEW = ["distilled", "on_policy"]
+FEW = "arms=[distilled,on_policy]"
 ALL = f"arms=[{','.join(compose('7-8', Settings, ['scale=smoke']).branches)}]"  # of both studies
 
 
 def command(folder, *changes, scale="smoke"):
-    return [*RUN, f"scale={scale}", f"runs_dir={folder / 'runs'}", f"results_dir={folder / 'results'}", *changes]
+    return [*RUN, f"scale={scale}", f"runs_dir={folder / 'runs'}", f"results_dir={folder / 'results'}", "workers=1", *changes]
 
 
 def run(folder, *changes, scale="smoke"):
@@ -35,7 +35,6 @@ def run(folder, *changes, scale="smoke"):
         command(folder, *changes, scale=scale), cwd=ROOT, capture_output=True, text=True, timeout=600, check=False
     )
     assert done.returncode == 0, done.stdout + done.stderr
-    return done
 
 
 def records(folder):
@@ -45,17 +44,8 @@ def records(folder):
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory):
-    """All arms, killed as soon as an on-policy one has a checkpoint, and started again."""
+    """All arms, undisturbed."""
     folder = tmp_path_factory.mktemp("whole")
-    process = subprocess.Popen(
-        command(folder, ALL), cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True
-    )
-    deadline = time.monotonic() + 400
-    while not list((folder / "runs").glob("7-8/smoke/main/*/*/seed100/state.pt")):
-        assert process.poll() is None and time.monotonic() < deadline
-        time.sleep(0.01)
-    os.killpg(process.pid, signal.SIGKILL)
-    process.wait()
     run(folder, ALL)
     return folder
 
@@ -72,6 +62,7 @@ def test_every_arm_ends_with_its_numbers_and_times_stand_apart(whole):
         assert {(arm, *place) for place in wanted} <= set(final), arm
         assert branch.method == "none" or final[arm, "test", "overlap"] == 0
     assert final["teacher", "test", "fidelity"] + final["teacher", "test", "no_label"] == 1
+    assert 0 <= final["teacher", "test", "self_agreement"] <= final["teacher", "test", "fidelity"]
     assert not any(row["metric"].startswith("time/") for row in rows)
     (times,) = (whole / "results").rglob("times.jsonl")
     timed = {(row["arm"], row["metric"]) for row in map(json.loads, times.read_text().splitlines())}
@@ -90,9 +81,20 @@ def test_costs_count_labelling_where_the_teacher_labelled(whole):
 
 
 def test_killed_in_the_middle_it_ends_with_the_records_of_an_undisturbed_run(whole, tmp_path):
-    run(tmp_path, f"arms=[{','.join(FEW)}]", "workers=1")
-    resumed = [line for line in records(whole).splitlines() if json.loads(line)["arm"] in FEW]
-    assert sorted(resumed) == sorted(records(tmp_path).splitlines())
+    """The command is killed as soon as the on-policy arm has a checkpoint, and started again."""
+    process = subprocess.Popen(
+        command(tmp_path, FEW), cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True
+    )
+    deadline = time.monotonic() + 400
+    while not list((tmp_path / "runs").glob("7-8/smoke/main/*/on_policy/seed100/state.pt")):
+        assert process.poll() is None and time.monotonic() < deadline
+        time.sleep(0.01)
+    os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+    assert not list((tmp_path / "results").rglob("records.jsonl"))
+    run(tmp_path, FEW)
+    undisturbed = [line for line in records(whole).splitlines() if json.loads(line)["arm"] in ("distilled", "on_policy")]
+    assert sorted(undisturbed) == sorted(records(tmp_path).splitlines())
 
 
 def test_a_student_loads_with_plain_transformers(whole):
@@ -128,13 +130,8 @@ def test_a_teacher_on_a_server_a_readers_sentences_and_a_student_with_an_adapter
     paths = {"model_path": "student", "small_path": "student", "sentences": "sentences.tsv"}
     changes = [f"{key}={tmp_path / name}" for key, name in paths.items()]
     changes += ["device=cpu", "dtype=float32", "sampling.max_new_tokens=4", "inputs=20", "student_tokens=300"]
-    changes += [
-        "teacher=server",
-        "server.model=m",
-        "server.requests_per_minute=100000",
-        "lora.sft_rank=2",
-        "arms=[teacher,small]",
-    ]
+    changes += ["teacher=server", "server.model=m", "server.requests_per_minute=100000", "lora.sft_rank=2"]
+    changes += ["arms=[teacher,small]"]
     changes += ["evaluation.items=10", "evaluation.timed=1", "evaluation.timed_batch=2", "evaluation.repeats=1"]
     with HTTPServer(("127.0.0.1", 0), Answers) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()

@@ -1,6 +1,7 @@
 """On-policy distillation: both tasks, their splits, what arms learn from, the measures, with values worked out by hand."""
 
 import json
+import re
 from types import SimpleNamespace
 
 import gymnasium
@@ -12,10 +13,11 @@ from common import tuning
 from common.config import ConfigError, compose
 from common.episodes import Episode
 from common.models import build_decoder
+from common.pretrained import encoder_of
 from common.runlog import RunLog
 from common.statistics import overlaps
 from common.tokenizers import PhraseEncoder
-from experiments.exp_7_opd_distillation import arms, chains, data, dial, evaluate, figures, stages, tune
+from experiments.exp_7_opd_distillation import arms, audit, chains, data, dial, evaluate, figures, stages, tune
 from experiments.exp_7_opd_distillation.chains import Chain
 from experiments.exp_7_opd_distillation.dial import Tour
 from experiments.exp_7_opd_distillation.settings import METHODS, Settings
@@ -52,6 +54,8 @@ def test_a_chain_its_text_and_its_answer():
         ("", False, "malformed", 0),
         ("7+5=12-3=9+4=13 ", False, "malformed", 0),
         ("7+5=12-3=9+4=027", False, "malformed", 0),
+        ("7+5=12-3=09+4=13", False, "malformed", 0),
+        ("07+5=12-3=9+4=13", False, "malformed", 0),
         ("7+5=12-3=9+4=13=13", False, "malformed", 0),
         ("7+5=12;-3=9+4=13", False, "malformed", 0),
         ("7+5=12-3=9+4=２７", False, "malformed", 0),
@@ -185,16 +189,46 @@ def test_a_longer_tour_of_another_role_never_begins_with_a_shorter_one():
 
 def test_the_corpus_holds_no_item_of_another_role():
     settings = compose(NUMBER, Settings, [])
-    encode = PhraseEncoder(data.build_tokenizer("chain"))
+    encode = encoder_of(data.build_tokenizer("chain"))
     held = {chains.prompt(chain) for role in ("train", "validation", "test") for chain in chains.items(role, 0, (2, 4), 200)}
     corpus = data.Corpus("chain", encode, settings.corpus, 100)
     tokenizer = data.build_tokenizer("chain")
     for step in range(10):
         for row in tokenizer.batch_decode(corpus.batch(step, 32)[0]):
             assert not held.intersection(f"{text.split(chains.END)[0]}{chains.END}" for text in row.split("<bos>"))
-    games = data.Corpus("dial", PhraseEncoder(data.build_tokenizer("dial")), settings.corpus, 100)
+    games = data.Corpus("dial", encoder_of(data.build_tokenizer("dial")), settings.corpus, 100)
     stream = data.python_random(0, "test")
     assert {dial.role(games.tour(stream)) for _ in range(100)} == {"corpus"}
+
+
+# The audit -----------------------------------------------------------------------------------------------------------
+
+
+def test_the_audit_finds_no_hole_and_would_find_one(monkeypatch, capsys):
+    for name, value in {"ENUMERATED": 1, "LENGTHS": range(4, 6), "SAMPLED": 4, "RANDOM_GAMES": 100}.items():
+        monkeypatch.setattr(audit, name, value)
+    monkeypatch.setattr(audit, "SPLIT_SEEDS", range(1))
+    monkeypatch.setattr(audit, "short_tours", lambda: [TOUR, Tour(3, (9,)), Tour(0, (1, 2))])
+    assert audit.main() == 0 and " 0 holes" in capsys.readouterr().out
+    monkeypatch.setattr(chains, "_ANSWER", re.compile(r".*", re.DOTALL))
+    assert audit.main() == 1 and "HOLE chain, mutation" in capsys.readouterr().out
+
+
+def test_the_referee_knows_the_dial_and_the_audit_sees_a_dial_that_pays_too_early(monkeypatch):
+    moves = {place: dict(dial.ways(place)) for place in range(dial.PLACES)}
+    gold = [press(17, 5), press(22, 3)]
+    assert audit.referee(TOUR, gold, moves) == 1 and audit.referee(TOUR, ["x", *gold], moves) == 2
+    assert audit.referee(TOUR, ["x", "x", *gold], moves) is None  # three turns are allowed
+    assert audit.referee(TOUR, [gold[0], press(22, 4), "z"], moves) is None
+    assert list(audit.referee_holes(200)[1]) == []
+    monkeypatch.setattr(dial, "turn_limit", lambda stops: 3 * stops)
+    assert any("the referee in None" in hole for hole in audit.referee_holes(200)[1])
+
+
+def test_a_wrong_verdict_is_a_hole():
+    assert audit.judge(audit.Case("x", chains.task(CHAIN), (chains.answer(CHAIN),), True)) is None
+    assert "earns [1.0]" in audit.judge(audit.Case("x", chains.task(CHAIN), (chains.answer(CHAIN),), False))
+    assert "earns [0.0]" in audit.judge(audit.Case("x", chains.task(CHAIN), ("13",), True))
 
 
 # Texts ---------------------------------------------------------------------------------------------------------------
@@ -204,7 +238,7 @@ def test_corpus_games_have_the_best_buttons_as_targets_and_the_narrow_ones_never
     settings = compose(NUMBER, Settings, [])
     tokenizer = data.build_tokenizer("dial")
     for config, back in ((settings.corpus, True), (settings.narrow_corpus, False)):
-        ids_BT, _, mask_BT = data.Corpus("dial", PhraseEncoder(tokenizer), config, 0).batch(0, 20)
+        ids_BT, _, mask_BT = data.Corpus("dial", encoder_of(tokenizer), config, 0).batch(0, 20)
         seen, turns, random_turns = set(), 0, 0
         for ids, mask in zip(ids_BT.tolist(), mask_BT.tolist(), strict=True):
             texts = [tokenizer.decode([token]) for token in ids]

@@ -11,20 +11,31 @@ from pathlib import Path
 import pytest
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from common.config import compose
+from common.config import ConfigError, compose
 from experiments.exp_7_opd_distillation.settings import Settings
+from tests.unit.chat_model import chat_folder
 
 ROOT = Path(__file__).resolve().parents[2]
-RUN = [sys.executable, "-m", "experiments.exp_7_opd_distillation.run", "scale=smoke"]
+RUN = [sys.executable, "-m", "experiments.exp_7_opd_distillation.run"]
 FEW = ["chain_opd_masked", "dial_sft"]
 
+LOADS = """
+import sys
+from peft import AutoPeftModelForCausalLM
+from transformers import AutoTokenizer
+model, tokenizer = AutoPeftModelForCausalLM.from_pretrained(sys.argv[1]), AutoTokenizer.from_pretrained(sys.argv[1])
+print(model.generate(**tokenizer("at 1 to 4", return_tensors="pt"), max_new_tokens=2).shape)
+"""
 
-def command(folder, *changes):
-    return [*RUN, f"runs_dir={folder / 'runs'}", f"results_dir={folder / 'results'}", *changes]
+
+def command(folder, *changes, scale="smoke"):
+    return [*RUN, f"scale={scale}", f"runs_dir={folder / 'runs'}", f"results_dir={folder / 'results'}", *changes]
 
 
-def run(folder, *changes):
-    done = subprocess.run(command(folder, *changes), cwd=ROOT, capture_output=True, text=True, timeout=900, check=False)
+def run(folder, *changes, scale="smoke"):
+    done = subprocess.run(
+        command(folder, *changes, scale=scale), cwd=ROOT, capture_output=True, text=True, timeout=900, check=False
+    )
     assert done.returncode == 0, done.stdout + done.stderr
 
 
@@ -82,3 +93,37 @@ def test_killed_in_the_middle_of_an_arm_it_ends_with_the_records_of_an_undisturb
     run(tmp_path, f"arms=[{','.join(FEW)}]", "workers=1")
     resumed = [line for line in records(whole).splitlines() if json.loads(line)["arm"] in FEW]
     assert sorted(resumed) == sorted(records(tmp_path).splitlines())
+
+
+def test_the_gpu_scale_trains_adapters_that_load_with_plain_peft(tmp_path):
+    paths = [f"{key}={chat_folder(tmp_path / key, seed)}" for seed, key in enumerate(("model_path", "teacher_path"))]
+    small = [
+        f"{task}.{key}"
+        for task in ("chain", "dial")
+        for key in ("student_steps=1", "teacher_steps=1", "train_items=6", "few_items=2")
+    ]
+    small += ["chain.episodes_per_step=4", "dial.episodes_per_step=4", "chain.branch_flops=2e8", "dial.branch_flops=4e8"]
+    small += ["dial.narrow_steps=1", "pretraining.batch_size=2", "evaluation.items=1", "evaluation.curve_items=2"]
+    arms = ["chain_start", "chain_grpo_steps", "chain_opd_masked", "dial_sft", "dial_opd_unmasked", "dial_opd_narrow"]
+    machine = ["device=cpu", "dtype=float32", "seeds=1", "workers=1", "lora.sft_rank=4", "lora.rl_rank=2", "sft.batch_size=4"]
+    run(tmp_path, *paths, *small, *machine, f"arms=[{','.join(arms)}]", scale="gpu")
+    rows = [json.loads(line) for line in records(tmp_path).splitlines()]
+    assert {row["arm"] for row in rows if row["final"] and (row["split"], row["metric"]) == ("id", "success")} == set(arms)
+    adapters = {file.parts[-4]: file for file in (tmp_path / "runs").rglob("adapter_config.json")}
+    ranks = {arm: json.loads(file.read_text())["r"] for arm, file in adapters.items()}
+    assert ranks == {arm: 4 if arm == "dial_sft" else 2 for arm in arms if arm != "chain_start"}
+    folder = str(adapters["dial_opd_narrow"].parent)
+    done = subprocess.run([sys.executable, "-c", LOADS, folder], capture_output=True, text=True, check=False, cwd="/")
+    assert done.returncode == 0 and "torch.Size" in done.stdout, done.stderr
+
+
+def test_the_gpu_configuration_says_what_it_needs_and_scales_its_rates():
+    settings = compose("7-opd", Settings, ["scale=gpu"])
+    assert settings.model_path == "Qwen/Qwen3-0.6B" and settings.teacher_path == "Qwen/Qwen3-1.7B"
+    assert settings.arm_config("chain_opd").lr == 1e-4 and settings.arm_config("chain_grpo").lr == 1e-5
+    assert compose("7-opd", Settings, ["scale=gpu", "arms=[chain_opd]", "algo.lr=3e-5"]).arm_config("chain_opd").lr == 3e-5
+    for changes, words in (("model_path=null", "name both student and teacher"), ("teacher_path=null", "name both")):
+        with pytest.raises(ConfigError, match=words):
+            compose("7-opd", Settings, ["scale=gpu", changes])
+    with pytest.raises(ConfigError, match="scale=gpu needs a local model folder"):
+        compose("7-opd", Settings, ["scale=gpu", "model_path=null", "teacher_path=null"])

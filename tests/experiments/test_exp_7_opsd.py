@@ -1,6 +1,7 @@
 """On-policy self-distillation: the three kinds of task, splits, corpus, measures, with values worked out by hand."""
 
 import json
+import re
 from types import SimpleNamespace
 
 import gymnasium
@@ -13,10 +14,11 @@ from common.config import ConfigError, compose
 from common.distill import make_batches
 from common.episodes import Episode, collate
 from common.models import build_decoder
+from common.pretrained import encoder_of
 from common.runlog import RunLog
 from common.statistics import overlaps
 from common.tokenizers import PhraseEncoder
-from experiments.exp_7_opsd_self_distillation import arms, data, evaluate, figures, stages, tasks, tune
+from experiments.exp_7_opsd_self_distillation import arms, audit, data, evaluate, figures, stages, tasks, tune
 from experiments.exp_7_opsd_self_distillation.settings import METHODS, Settings
 from experiments.exp_7_opsd_self_distillation.tasks import Task
 
@@ -123,6 +125,35 @@ def test_the_environment_keeps_to_gymnasiums_rules():
         bare.step(9)
 
 
+# The audit -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def short_audit(monkeypatch):
+    monkeypatch.setattr(audit, "ENUMERATED", {"steps": 1, "codes": 1, "search": 0})
+    monkeypatch.setattr(audit, "LONGER", {"steps": range(4, 5), "codes": range(4, 5), "search": range(1, 2)})
+    for name, value in {"SAMPLED": 4, "EXPLOITED": 40, "SPLIT_SEEDS": (0,)}.items():
+        monkeypatch.setattr(audit, name, value)
+
+
+def test_the_audit_finds_no_hole(short_audit, capsys):
+    assert audit.main() == 0
+    shown = capsys.readouterr().out
+    assert " 0 holes" in shown and all(f"{kind}, exploit" in shown for kind in tasks.KINDS)
+
+
+def test_the_audit_finds_a_lenient_grader_a_question_that_tells_and_a_shared_question(short_audit, monkeypatch, capsys):
+    with monkeypatch.context() as patch:
+        patch.setattr(tasks, "_PIECE", re.compile(r"(?P<move>(?: [a-f])?[+-][1-5])(?P<results>=[0-9]+[^+-]*)"))
+        assert audit.main() == 1
+    assert "HOLE steps, " in capsys.readouterr().out
+    with monkeypatch.context() as patch:
+        patch.setattr(tasks, "END", f"{tasks.ANSWER}3\n")
+        assert any("holds a hint" in hole for hole in audit.question_holes())
+    monkeypatch.setattr(tasks, "items", lambda wanted, *rest: (STEPS,))
+    assert any("belongs to corpus and to test" in hole for hole in audit.split_holes())
+
+
 # Splits --------------------------------------------------------------------------------------------------------------
 
 
@@ -146,7 +177,7 @@ def test_a_question_has_its_role_in_every_world_and_seeds_share_the_test_questio
 def test_the_corpus_holds_no_question_of_another_role_and_no_world_of_a_seed():
     settings = compose(NUMBER, Settings, [])
     tokenizer = data.build_tokenizer()
-    corpus = data.Corpus(PhraseEncoder(tokenizer), settings.corpus, 100)
+    corpus = data.Corpus(encoder_of(tokenizer), settings.corpus, 100)
     held = {
         tasks.prompt(task)
         for role in ("train", "validation", "test")
@@ -241,7 +272,7 @@ def test_entropy_is_that_of_the_next_token_at_each_written_token():
     tokenizer = data.build_tokenizer()
     model = build_decoder(compose(NUMBER, Settings, []).model, tokenizer, 0).eval()
     episode = answered("7+5=12")
-    found = evaluate.token_entropies(model, [episode], 0)
+    found = evaluate.token_entropies(model, [episode], tokenizer)
     with torch.no_grad():
         p = model(torch.tensor([episode.ids])).logits[0].softmax(-1)
     at = [place - 1 for place, own in enumerate(episode.mask) if own]

@@ -11,20 +11,31 @@ from pathlib import Path
 import pytest
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from common.config import compose
+from common.config import ConfigError, compose
 from experiments.exp_7_opsd_self_distillation.settings import Settings
+from tests.unit.chat_model import chat_folder
 
 ROOT = Path(__file__).resolve().parents[2]
-RUN = [sys.executable, "-m", "experiments.exp_7_opsd_self_distillation.run", "scale=smoke"]
+RUN = [sys.executable, "-m", "experiments.exp_7_opsd_self_distillation.run"]
 FEW = ["rlvr", "opsd_moving", "sft_solutions"]
 
+LOADS = """
+import sys
+from peft import AutoPeftModelForCausalLM
+from transformers import AutoTokenizer
+model, tokenizer = AutoPeftModelForCausalLM.from_pretrained(sys.argv[1]), AutoTokenizer.from_pretrained(sys.argv[1])
+print(model.generate(**tokenizer("at 1 to 4", return_tensors="pt"), max_new_tokens=2).shape)
+"""
 
-def command(folder, *changes):
-    return [*RUN, f"runs_dir={folder / 'runs'}", f"results_dir={folder / 'results'}", *changes]
+
+def command(folder, *changes, scale="smoke"):
+    return [*RUN, f"scale={scale}", f"runs_dir={folder / 'runs'}", f"results_dir={folder / 'results'}", *changes]
 
 
-def run(folder, *changes):
-    done = subprocess.run(command(folder, *changes), cwd=ROOT, capture_output=True, text=True, timeout=900, check=False)
+def run(folder, *changes, scale="smoke"):
+    done = subprocess.run(
+        command(folder, *changes, scale=scale), cwd=ROOT, capture_output=True, text=True, timeout=900, check=False
+    )
     assert done.returncode == 0, done.stdout + done.stderr
 
 
@@ -82,3 +93,29 @@ def test_killed_in_the_middle_of_an_arm_it_ends_with_the_records_of_an_undisturb
     run(tmp_path, f"arms=[{','.join(FEW)}]", "workers=1")
     resumed = [line for line in records(whole).splitlines() if json.loads(line)["arm"] in FEW]
     assert sorted(resumed) == sorted(records(tmp_path).splitlines())
+
+
+def test_the_gpu_scale_trains_adapters_that_load_with_plain_peft(tmp_path):
+    small = ["pretraining_steps=1", "pretraining.batch_size=2", "train_items=4", "episodes_per_step=4", "branch_flops=2e8"]
+    small += ["evaluation.items=2", "evaluation.samples=1", "evaluation.curve_items=2", "sft.batch_size=4"]
+    arms = ["base", "sft_solutions", "opsd_solution", "opsd_moving", "codes_opsd"]
+    machine = ["device=cpu", "dtype=float32", "seeds=1", "workers=1", "lora.sft_rank=4", "lora.rl_rank=2"]
+    source = f"model_path={chat_folder(tmp_path / 'model')}"
+    run(tmp_path, source, *small, *machine, f"arms=[{','.join(arms)}]", scale="gpu")
+    rows = [json.loads(line) for line in records(tmp_path).splitlines()]
+    assert {row["arm"] for row in rows if row["final"] and row["metric"] == "entropy"} == set(arms)
+    adapters = {file.parts[-4]: file for file in (tmp_path / "runs").rglob("adapter_config.json")}
+    ranks = {arm: json.loads(file.read_text())["r"] for arm, file in adapters.items()}
+    assert ranks == {"sft_solutions": 4, "opsd_solution": 2, "opsd_moving": 2, "codes_opsd": 2}
+    folder = str(adapters["opsd_solution"].parent)
+    done = subprocess.run([sys.executable, "-c", LOADS, folder], capture_output=True, text=True, check=False, cwd="/")
+    assert done.returncode == 0 and "torch.Size" in done.stdout, done.stderr
+
+
+def test_the_gpu_configuration_is_the_published_one_where_it_can_be():
+    settings = compose("7-opsd", Settings, ["scale=gpu"])
+    config = settings.arm_config("opsd_solution")
+    assert settings.model_path == "Qwen/Qwen3-1.7B" and (settings.lora.rl_rank, settings.lora.alpha_over_rank) == (64, 2.0)
+    assert (config.lr, config.objective, config.beta, config.self_teacher) == (2e-4, "jsd", 0.5, "fixed")
+    with pytest.raises(ConfigError, match="scale=gpu needs a local model folder"):
+        compose("7-opsd", Settings, ["scale=gpu", "model_path=null"])

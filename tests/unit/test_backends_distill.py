@@ -40,6 +40,7 @@ def test_one_answer_per_prompt_has_keys_too():
     [
         ({"objective": "reverse_kl"}, "distill.objective=reverse_kl: verl cannot do it; allowed are sampled, forward_kl"),
         ({"objective": "jsd"}, "distill.objective=jsd: verl cannot do it"),
+        ({"objective": "forward_kl", "environment_tokens": "learned"}, "distill.environment_tokens=learned: verl masks"),
         ({"temperature": 0.7}, "distill.temperature=0.7: verl's teacher judges at temperature 1"),
         ({"lr_decay": "linear"}, "algo.lr_decay=linear: verl cannot do it"),
     ],

@@ -1,10 +1,4 @@
-"""The bench: what it measures is the same on both sides, its page says what its numbers say, and the GPU script runs."""
-
-import json
-import os
-import subprocess
-import sys
-from pathlib import Path
+"""The bench: what it measures is the same on both sides, and its page says what its numbers say."""
 
 import pytest
 import torch
@@ -16,7 +10,6 @@ from common.rollout import sample
 from scripts import bench, device_check
 from scripts.bench_cases import SIZES, SMOLLM2, SPECIALS, Size, build_case, qwen, sampler_generate, sampler_ours
 
-ROOT = Path(__file__).resolve().parents[2]
 TINY = Size("tiny", qwen(32, 2, 2, 1), (2, 2, 4), 1, 1, (1, 2), (1,), new_tokens=4)
 
 
@@ -118,9 +111,9 @@ def test_the_page_says_what_the_numbers_say() -> None:
     host = {"cpu": "Some CPU"}
     versions = {"torch": "2", "transformers": "5", "trl": "1"}
     result = {"machine": host, "packages": versions, "load_before": 0.3, "load_after": None, "sizes": sizes}
-    page = performance.page(result | {"goals": performance.goals(sizes)})
+    page = performance.page(result)
     for line in (
-        "| GRPO step at 0.6 M, times as fast as TRL's (the faster of its two) | 3.00 | 2.90 | not reached |",
+        "| GRPO step at 0.6 M, times as fast as TRL's (the faster of its two) | 3.00 | 2.90 | 5.80 | not reached |",
         "| 0.62 M | 8 x 8 x 64 | this suite | 0.500 (0.600) | 8,192 | 1.00 | 12 | 50% |",
         "| 0.62 M | 1.000 | 10% | 30% | 0% | 20% | 30% | 10% | 20% | 10% | 70% |",
         "| 0.62 M | 256 | 64 each | 5,000 (4,000) | 2,500 (2,400) | 2.00 | – / 3 | 10% |",
@@ -141,21 +134,6 @@ def test_the_graph_decoder_is_the_decoder(case, monkeypatch) -> None:
     for ours, theirs in zip(fixed, plain, strict=True):
         assert ours.ids == theirs.ids
         assert torch.allclose(torch.tensor(ours.logps), torch.tensor(theirs.logps), atol=1e-5)
-
-
-def test_the_device_script_runs_on_a_cpu(tmp_path: Path) -> None:
-    words = ["scripts/device_check.sh", str(tmp_path), "device=cpu", "size=tiny"]
-    environment = {**os.environ, "PYTHON": sys.executable, "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(words, check=False, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=300)
-    assert done.returncode == 0, done.stderr[-2000:]
-    result = json.loads((tmp_path / "device.json").read_text())
-    assert [(row["what"], row["side"]) for row in result["rows"]] == [
-        *[("sample", side) for _ in range(2) for side in ("ours", "ours, CUDA graph", "generate")],
-        ("GRPO step", "ours"),
-        ("GRPO step", "TRL"),
-    ]
-    assert all(row["tokens_per_s"] > 0 for row in result["rows"])
-    assert (tmp_path / "device.md").read_text().count("\n| tiny |") == 8
 
 
 def test_the_device_script_says_what_it_skips_and_what_fails() -> None:

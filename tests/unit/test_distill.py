@@ -247,6 +247,33 @@ def test_learn_from_narrows_the_mask_and_never_widens_it():
     assert distill.update(model, teacher, False, optimizer, nothing, nothing, CONFIG, Meter(1)) == {}
 
 
+def test_the_environments_tokens_count_only_where_they_are_learned():
+    model, teacher, made = build_model(), build_model(1), episodes()
+    played = collate(made, 0)
+    batch, seen = distill.make_batches(made, played, TOKENIZER, model, teacher, lambda task: [1, 4, 5], None, True)
+    assert batch.mask_BT.sum(1).tolist() == seen.mask_BT.sum(1).tolist() == [6, 3, 10, 6]  # all behind the prompts
+    assert torch.equal(seen.ids_BT[seen.mask_BT], batch.ids_BT[batch.mask_BT])
+    assert batch.turn_BT.tolist() == played.turn_BT.tolist()
+    with torch.no_grad():
+        p, q = (m(batch.ids_BT).logits.log_softmax(-1)[:, :-1][batch.mask_BT[:, 1:]] for m in (model, teacher))
+        own_N = played.mask_BT[:, 1:][batch.mask_BT[:, 1:]]
+        log_ratio_N = (p.gather(1, batch.ids_BT[batch.mask_BT][:, None])[:, 0] + 2.0)[own_N]  # the sampler said -2
+    values, gradient = run_update(CONFIG, model, teacher, batch)
+    assert values["loss/policy"] == pytest.approx((p.exp() * (p - q)).sum(-1).mean().item(), rel=1e-4)
+    assert values["kl/old"] == pytest.approx((log_ratio_N.exp() - 1 - log_ratio_N).sum().item() / 25, rel=1e-4)
+    masked = distill.make_batches(made, played, TOKENIZER, model, teacher, None, None)[0]
+    model.zero_grad()
+    assert (run_update(CONFIG, model, teacher, masked)[1] - gradient).abs().max() > 1e-3
+
+
+def test_a_run_that_learns_the_environments_tokens_trains_on_them(tmp_path):
+    config = dataclasses.replace(CONFIG, environment_tokens="learned")
+    whole = train(tmp_path / "learned", 2, config, teacher=build_model(1))
+    masked = train(tmp_path / "masked", 2, teacher=build_model(1))
+    assert (weights(whole[0]) - weights(masked[0])).abs().max() > 1e-4
+    assert [row["len/completion_mean"] for row in whole[2][:1]] == [row["len/completion_mean"] for row in masked[2][:1]]
+
+
 @pytest.mark.parametrize("self_teacher", [None, "fixed", "moving"])
 def test_two_runs_are_equal_and_a_stopped_run_ends_the_same(self_teacher, tmp_path):
     own = {"teacher": build_model(1)} if self_teacher is None else {"privileged": lambda task: f"{WORDS[task['word']]}w5?"}
@@ -331,6 +358,8 @@ def test_impossible_settings_are_refused(tmp_path):
             DistillConfig(**{key: value})
     with pytest.raises(ConfigError, match=r"distill\.beta=1"):
         DistillConfig(objective="jsd", beta=1.0)
+    with pytest.raises(ConfigError, match=r"distill\.environment_tokens=learned: .* no samples"):
+        DistillConfig(objective="sampled", environment_tokens="learned")
     with pytest.raises(ConfigError, match="privileged"):
         train(tmp_path, 1)
     model = build_model()
