@@ -53,7 +53,7 @@ $(READY): pyproject.toml constraints.txt
 	  echo "error: Python 3.11, 3.12 or 3.13 is needed, but $${p:-python3} is $$("$${p:-python3}" --version 2>/dev/null || echo missing); install one and name it: make PYTHON=python3.12" >&2; exit 1; fi; \
 	if ! "$$p" -c 'import venv, ensurepip' 2>/dev/null; then \
 	  echo "error: $$p has no venv module; on Debian or Ubuntu run: apt install python3-venv" >&2; exit 1; fi; \
-	echo 'Setting up .venv with the pinned versions (some minutes the first time, then never again).'; \
+	echo 'Setting up .venv with the pinned versions (some minutes the first time; again only when the pins change).'; \
 	if ! $(PY) -c "$$ok" 2>/dev/null; then echo "$$p -m venv --clear .venv"; "$$p" -m venv --clear .venv || exit 1; fi
 	$(PY) -m pip install --disable-pip-version-check -c constraints.txt -e '.[dev]'
 	@touch $(READY)

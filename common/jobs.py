@@ -166,9 +166,13 @@ def kill_worker(worker: Worker) -> None:
 
 
 def kill_pool(pool: list[Worker]) -> None:
-    """End all workers at once."""
-    for worker in pool:
-        kill_worker(worker)
+    """End all workers at once; a second Ctrl-C meanwhile must not leave the rest alive, and us waiting for them."""
+    waiting = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM})
+    try:
+        for worker in pool:
+            kill_worker(worker)
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, waiting)
 
 
 def retire_worker(worker: Worker) -> None:

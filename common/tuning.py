@@ -62,7 +62,9 @@ def one_try(tuning: Tuning, arm: str, lr: float | None, changes: Sequence[str]) 
     row: Record = {"arm": arm, "lr": lr, "seed": SEED}
     for name, split in zip(("id", "ood"), tuning.splits(arm), strict=True):
         row[name] = round(final[split, "success"], 4)
-    return row | {"steps": int(final["train", "step_used"]), "cpu_s": round(read_json(folder / "cost.json")["cpu_s"], 1)}
+    steps = final.get(("train", "step_used"))
+    cpu_s = round(read_json(folder / "cost.json")["cpu_s"], 1)
+    return row | {"steps": None if steps is None else int(steps), "cpu_s": cpu_s}
 
 
 def best(rows: Sequence[Record]) -> Record:
@@ -79,7 +81,8 @@ def table(rows: Sequence[Record], headings: tuple[str, str] = LENGTHS) -> str:
             rate = "" if row["lr"] is None else f"{row['lr']:g}"
             taken = "taken" if row["lr"] is not None and row is best(own) else ""
             numbers = (f"{100 * x:.1f} %" for x in (row["id"], row["ood"], (row["id"] + row["ood"]) / 2))
-            lines.append((arm, rate, *numbers, f"{row['steps']}", f"{row['cpu_s']:.0f}", taken))
+            steps = "" if row["steps"] is None else f"{row['steps']}"
+            lines.append((arm, rate, *numbers, steps, f"{row['cpu_s']:.0f}", taken))
     return Table(("arm", "rate", *headings, "mean of both", "steps", "CPU s", ""), lines).markdown
 
 

@@ -94,7 +94,8 @@ def build(
     names = draw(result.records, pictures)
     for stale in set(pictures.glob("*.svg")) - {pictures / name for name in names}:
         stale.unlink()
-    context = _context(result, [(name, (pictures / name).read_text(encoding="utf-8")) for name in names], sections or {})
+    page = f"experiments/{claims.parent.name}/README.md"
+    context = _context(result, page, [(name, (pictures / name).read_text(encoding="utf-8")) for name in names], sections or {})
     templates = jinja2.Environment(
         loader=jinja2.FileSystemLoader(Path(__file__).parent),
         autoescape=lambda name: bool(name and name.endswith(".html.j2")),
@@ -157,8 +158,8 @@ def facts(provenance: Mapping[str, Any]) -> list[tuple[str, str]]:
     return [(label, text) for label, text in found if text]
 
 
-def _context(result: Result, svgs: list[tuple[str, str]], sections: Mapping[str, str]) -> dict[str, Any]:
-    """Everything the two templates show."""
+def _context(result: Result, page: str, svgs: list[tuple[str, str]], sections: Mapping[str, str]) -> dict[str, Any]:
+    """Everything the two templates show; ``page``: the experiment's own."""
     claims, records, provenance, findings = result.claims, result.records, result.provenance, result.findings
     counts = {verdict: count for verdict, count in tally(findings).items() if count}
     seeds = sorted({row["seed"] for row in records}.union(provenance.get("seeds", [])))
@@ -170,6 +171,7 @@ def _context(result: Result, svgs: list[tuple[str, str]], sections: Mapping[str,
     return {
         "claims": claims,
         "result": result,
+        "page": page,
         "verdicts": VERDICTS,
         "counts": ", ".join(f"{count} {verdict}" for verdict, count in counts.items()),
         "seeds": ", ".join(map(str, seeds)),

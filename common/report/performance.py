@@ -1,5 +1,6 @@
 """docs/performance.md from results/bench/bench.json: goals, tables, and where the remaining time goes."""
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -116,7 +117,7 @@ def remaining(sizes: Sequence[Row]) -> list[str]:
     ]
     for size in sizes:
         split = size["grpo_step"]["split_cpu_s"]
-        total = sum(split[part] for part in PARTS)
+        total = math.fsum(split[part] for part in PARTS)  # sum() itself rounds otherwise from Python 3.12 on
         attention, norms = split.get("in attention", 0.0), split.get("in norms and gates", 0.0)
         shares = [split[part] / total for part in PARTS] + [attention / total, norms / total, 1 - (attention + norms) / total]
         cells = " | ".join(f"{share:.0%}" for share in shares)

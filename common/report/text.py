@@ -38,12 +38,18 @@ def number(value: float | None, unit: str = "number", difference: bool = False) 
 
 
 def interval(estimate: Estimate, unit: str = "number", difference: bool = False) -> str:
-    """A mean with its 95 % interval, 20.1 % [18.9, 21.3]; without brackets where a single seed gives no interval."""
+    """A mean with its 95 % interval, 20.1 % [18.9, 21.3]; without brackets where a single seed gives no interval.
+
+    An end that would round to zero gets up to two more decimals: on which side of zero it lies decides a verdict.
+    """
     text = number(estimate.mean, unit, difference)
     if estimate.seeds == 1 and not estimate.items:
         return text
     decimals = max(_decimals(end, unit) for end in (estimate.mean, estimate.low, estimate.high))
-    ends = [_bare(end, unit, decimals, difference) for end in (estimate.low, estimate.high)]
+    ends = []
+    for end in (estimate.low, estimate.high):
+        written = (_bare(end, unit, decimals + more, difference) for more in range(3))
+        ends.append(next((text for text in written if end == 0 or float(text.replace(",", "")) != 0), "0"))
     return f"{_bare(estimate.mean, unit, decimals, difference)}{_suffix(unit, difference)} [{ends[0]}, {ends[1]}]"
 
 

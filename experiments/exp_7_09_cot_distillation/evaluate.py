@@ -29,9 +29,16 @@ def splits_of(settings: Settings, seed: int) -> dict[str, tuple[problems.Problem
 
 
 def play(
-    settings: Settings, model: Any, tokenizer: Any, tasks: list[dict], samples: int, seed: int, stream: str
+    settings: Settings,
+    model: Any,
+    tokenizer: Any,
+    tasks: list[dict],
+    samples: int,
+    seed: int,
+    stream: str,
+    temperature: float | None = None,
 ) -> list[Episode]:
-    """Episodes of tasks, task-major; every arm of a seed gets the same random numbers."""
+    """Episodes of tasks, task-major; every arm of a seed gets the same random numbers. `temperature`: if not the usual."""
     return evaluate_tasks(
         model,
         tokenizer,
@@ -39,7 +46,7 @@ def play(
         tasks,
         samples=samples,
         max_new_tokens=settings.max_new_tokens,
-        temperature=settings.evaluation.temperature,
+        temperature=settings.evaluation.temperature if temperature is None else temperature,
         generator=generator(seed, "evaluation", stream),
     ).episodes
 
@@ -64,6 +71,10 @@ def measure(
                 success[split] = value
         texts = [episode.texts[0] for episode in episodes]
         record_ratios(log, split, texts)
+        certain = play(settings, model, tokenizer, [p.task for p in some], 1, seed, split, temperature=0.0)
+        right = [float(episode.success) for episode in certain]
+        value = sum(right) / len(right)
+        log.record(split=split, metric="greedy", value=value, n=len(right), step=100, final=True, items=right)
         log.record(split=split, metric="recovered", **recovered(success[split], before[split], teacher[split]))
         shown = episodes[:: max(1, len(episodes) // ROLLOUTS)]
         log.rollouts([{"split": split, **rollout_row(e, tokenizer)} for e in shown])

@@ -20,8 +20,9 @@ FILTER = {
     "filter/solved": "problems with a kept one", "backtracking": "kept traces that turn back",
 }  # fmt: skip
 DEEDS = {
-    "length": "tokens", "verification": "verifies", "backtracking": "turns back", "reflection": "judges itself",
-    "empty_reflection": "judges itself without looking", "tool": "writes a tool call", "not_stated": "states no answer",
+    "greedy": "right, decoded greedily", "length": "tokens", "verification": "verifies", "backtracking": "turns back",
+    "reflection": "judges itself", "empty_reflection": "judges itself without looking", "tool": "writes a tool call",
+    "not_stated": "states no answer",
 }  # fmt: skip
 STEPS = {
     "slip": "steps that are wrong", "checked": "steps that are checked", "caught": "wrong steps that are withdrawn",

@@ -88,7 +88,7 @@ def train_and_measure(
 
 
 def plan(settings: Settings, seeds: list[int], names: list[str]) -> list[Job]:
-    """The jobs: stages, both teachers first, so that each of two workers begins with one; then the cells."""
+    """The jobs: stages, then the cells. The teacher that others wait for comes first, one that goes on from it last."""
     where = "experiments.exp_7_09_cot_distillation.run:"
     kinds = {}  # one arm for each set of stages
     for name in names:
@@ -98,7 +98,11 @@ def plan(settings: Settings, seeds: list[int], names: list[str]) -> list[Job]:
     def given(cell: Cell) -> dict:
         return {"settings": settings, "arm": cell.arm, "seed": cell.seed}
 
-    order = sorted(kinds.values(), key=lambda name: settings.branches[name].method != "teacher")
+    def rank(name: str) -> int:
+        branch = settings.branches[name]
+        return 1 if branch.method != "teacher" else 2 if settings.teachers[branch.model].base else 0
+
+    order = sorted(kinds.values(), key=rank)
     shared = [Cell(name, seed) for seed in seeds for name in order]
     cells = [Cell(arm, seed) for seed in seeds for arm in names]
     jobs = [Job(f"start of {cell.name}", where + "build_stages", given(cell)) for cell in shared]

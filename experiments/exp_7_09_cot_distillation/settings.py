@@ -17,11 +17,12 @@ METHODS = ("none", "teacher", "distill", "rejection", "grpo")
 
 @dataclass(frozen=True)
 class ModelConfig:
-    """A model and the documents that it is pre-trained on."""
+    """A model and the documents that it is pre-trained on, from nothing or from the teacher that ``base`` names."""
 
     model: DecoderConfig
     corpus: CorpusConfig
     pretraining_steps: int
+    base: str | None = None
 
 
 @dataclass(frozen=True)
@@ -98,6 +99,11 @@ class Settings(Common):
             within(f"{where}.corpus.habits.{key}", getattr(corpus.habits, key), 0, 1)
         within(f"{where}.corpus.row_tokens", corpus.row_tokens, 16)
         within(f"{where}.pretraining_steps", config.pretraining_steps, 1)
+        if config.base is not None:
+            first = [name for name, other in self.teachers.items() if other.base is None and other is not config]
+            one_of(f"{where}.base", config.base, ["null", *first])
+            if self.teachers[config.base].model != shape:
+                raise ConfigError(f"{where}.base={config.base}: a model goes on from one of its own shape.")
 
     def check_branch(self, name: str, branch: Branch) -> None:
         """One arm: its words, its numbers, and that its method has the keys it changes."""

@@ -40,9 +40,12 @@ def train_problems(settings: Settings, seed: int) -> tuple[problems.Problem, ...
 
 
 def pretrained(settings: Settings, name: str, config: ModelConfig, seed: int) -> Path:
-    """A decoder of this shape, pre-trained on its documents."""
+    """A decoder of this shape, pre-trained on its documents from nothing or from the teacher it is based on."""
+    base = None if config.base is None else teacher(settings, config.base, seed)
 
     def model() -> tuple[Any, Any]:
+        if base is not None:
+            return load_model(base / "model")
         tokenizer = data.build_tokenizer()
         return build_decoder(config.model, tokenizer, seed, number_tokens(tokenizer, data.PREFIXES, data.NUMBERS)), tokenizer
 
@@ -62,6 +65,7 @@ def pretrained(settings: Settings, name: str, config: ModelConfig, seed: int) ->
         batches=batches,
         key=config,
         modules=TEXT_CODE,
+        inputs=[] if base is None else [base],
     )
 
 

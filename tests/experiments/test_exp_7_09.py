@@ -340,6 +340,8 @@ def test_imitation_counts_the_teachers_very_number(tmp_path, monkeypatch):
         ("students.student.model.hidden=65", "even multiple"),
         ("teachers.text.corpus.style=txt", "plain, text, tool, answer"),
         ("teachers.text.corpus.habits.slip=1.5", "at most 1"),
+        ("teachers.tool.base=texts", "allowed are null, text"),
+        ("students.student.base=text", "of its own shape"),
         ("branches.star.changes.round=2", "rounds"),
         ("branches.capped.changes={cap: 2}", "has no keys to change"),
         ("arms=[gropo]", "grpo"),

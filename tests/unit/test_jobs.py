@@ -152,6 +152,29 @@ def test_no_worker_and_none_of_its_children_outlives_the_parent(tmp_path, number
         parent.kill()
 
 
+AGAIN = """
+import os
+from common import jobs
+kill = jobs.kill_worker
+jobs.kill_worker = lambda worker: (os.kill(os.getpid(), signal.SIGINT), kill(worker))
+"""
+
+
+def test_a_second_ctrl_c_while_the_workers_are_ended_leaves_none(tmp_path):
+    environment = os.environ | {"PYTHONPATH": f"{HERE}{os.pathsep}{HERE.parents[1]}"}
+    script = PARENT.replace("folder = ", AGAIN + "folder = ")
+    command = [sys.executable, "-c", script, str(tmp_path), "fork"]
+    parent = subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    try:
+        assert wait_until(lambda: (tmp_path / "one").exists() and (tmp_path / "two").exists(), 120)
+        pids = [int(pid) for name in ("one", "two") for pid in (tmp_path / name).read_text().split()]
+        parent.send_signal(signal.SIGINT)
+        assert parent.wait(20) == -signal.SIGINT
+        assert wait_until(lambda: all(gone(pid) for pid in pids), 30)
+    finally:
+        parent.kill()
+
+
 def test_bad_arguments_are_refused():
     job = Job("a", "toy_jobs:good", {"value": 1})
     with pytest.raises(ValueError, match="workers=0, threads=1"):

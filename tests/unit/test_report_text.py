@@ -39,6 +39,12 @@ def test_intervals_name_the_unit_once_and_vanish_for_a_single_seed():
     assert interval(Estimate(0.201, 0.201, 0.201, 1), "rate") == "20.1 %"
 
 
+def test_an_end_near_zero_shows_its_side():
+    assert interval(Estimate(0.021, -0.0004, 0.048, 5), "rate", True) == "+2.1 points [-0.04, +4.8]"
+    assert interval(Estimate(0.027, 0.0002, 0.052, 5), "rate", True) == "+2.7 points [+0.02, +5.2]"
+    assert interval(Estimate(0.02, 0.0, 1e-9, 5), "rate") == "2.0 % [0.0, 0]"
+
+
 def test_e16_model_text_survives_json_lines_and_table_cells(tmp_path):
     texts = ['x,y\nz "q" é─', "=1+1", "a\u2028b\u2029c\x85d", "\ufeffbom", "lone \ud800 surrogate"]
     path = tmp_path / "rollouts.jsonl"
