@@ -98,6 +98,7 @@ class Settings(Common):
     def check(self) -> None:
         """Raises ConfigError on values that cannot work together."""
         super().check()
+        self.check_paths()
         for name in TASKS:
             task: TaskConfig = getattr(self, name)
             for key in ("student_steps", "teacher_steps", "train_items", "samples", "few_samples", "max_new_tokens"):
@@ -110,7 +111,6 @@ class Settings(Common):
             within(f"{part}.noise", getattr(self, part).noise, 0, 0.9)
         for key in ("items", "samples", "curve_items"):
             within(f"evaluation.{key}", getattr(self.evaluation, key), 1)
-        self.check_paths()
         shapes = [(f"{task}.{who}", getattr(getattr(self, task), who)) for task in TASKS for who in ("student", "teacher")]
         for part, model in shapes:
             if model.hidden % model.heads or model.hidden // model.heads % 2:

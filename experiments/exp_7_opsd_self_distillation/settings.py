@@ -72,9 +72,9 @@ class Settings(Common):
         for key in ("bases", "pretraining_steps", "train_items", "max_new_tokens", "episodes_per_step"):
             within(key, getattr(self, key), 1)
         within("branch_flops", self.branch_flops, 0, above=True)
-        within("corpus.row_tokens", self.corpus.row_tokens, 48, self.model.max_length if self.model_path is None else None)
         if self.scale == "gpu" and self.model_path is None:
             raise ConfigError("model_path=null: scale=gpu needs a local model folder or a hub name, model_path=<folder>.")
+        within("corpus.row_tokens", self.corpus.row_tokens, 48, self.model.max_length if self.model_path is None else None)
         for key in ("slip", "recheck"):
             within(f"corpus.{key}", getattr(self.corpus, key), 0, 0.9)
         one_of("corpus.style", self.corpus.style, STYLES)

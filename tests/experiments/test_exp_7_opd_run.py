@@ -120,7 +120,9 @@ def test_the_gpu_scale_trains_adapters_that_load_with_plain_peft(tmp_path):
 def test_the_gpu_configuration_says_what_it_needs_and_scales_its_rates():
     settings = compose("7-opd", Settings, ["scale=gpu"])
     assert settings.model_path == "Qwen/Qwen3-0.6B" and settings.teacher_path == "Qwen/Qwen3-1.7B"
-    assert settings.arm_config("chain_opd").lr == 1e-4 and settings.arm_config("chain_grpo").lr == 1e-5
+    assert settings.arm_config("chain_opd").lr == pytest.approx(1e-4) and settings.arm_config("chain_grpo").lr == pytest.approx(
+        1e-5
+    )
     assert compose("7-opd", Settings, ["scale=gpu", "arms=[chain_opd]", "algo.lr=3e-5"]).arm_config("chain_opd").lr == 3e-5
     for changes, words in (("model_path=null", "name both student and teacher"), ("teacher_path=null", "name both")):
         with pytest.raises(ConfigError, match=words):
