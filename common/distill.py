@@ -108,11 +108,16 @@ class DistillConfig:
             raise ConfigError(
                 f"distill.beta={self.beta}: must be above 0 and below 1; the limits are objective=forward_kl and reverse_kl."
             )
-        if self.objective == "sampled" and self.environment_tokens == "learned":
+        if self.objective == "sampled" and self.learns_all:
             raise ConfigError(
                 "distill.environment_tokens=learned: the environment's tokens are no samples of the student, and "
                 "distill.objective=sampled needs such; use an objective on whole distributions."
             )
+
+    @property
+    def learns_all(self) -> bool:
+        """Whether the environment's tokens are learnt too."""
+        return self.environment_tokens == "learned"
 
     @property
     def algo(self) -> AlgoConfig:
@@ -168,8 +173,7 @@ def train_distill(
         sampled = time.perf_counter()
         metrics = episode_metrics(episodes, rewards_tensor([e.reward for e in episodes], len(episodes)))
         played = to_batch(episodes, tokenizer, model)
-        whole = config.environment_tokens == "learned"
-        batch, seen = make_batches(episodes, played, tokenizer, model, teacher, privileged, learn_from, whole)
+        batch, seen = make_batches(episodes, played, tokenizer, model, teacher, privileged, learn_from, config.learns_all)
         model.train()
         metrics |= update(model, teacher, moving, optimizer, batch, seen, config, meter)
         model.eval()

@@ -187,18 +187,27 @@ def collect(
     if credit is not None:
         advantages_BT, extra = credit(episodes, batch, valid_B, used)
         return batch, advantages_BT, keep_B, metrics | extra
+    advantages_BT = token_advantages(episodes, batch, rewards_B, kl_BT, keep_B, algo)
+    return batch, advantages_BT, keep_B, metrics
+
+
+def token_advantages(
+    episodes: list[Episode], batch: Batch, rewards_B: Tensor, kl_BT: Tensor, keep_B: Tensor, algo: AlgoConfig
+) -> Tensor:
+    """The advantage of every token of the policy, (B, T), by the configured rule; 0 off the mask."""
     if algo.advantage == "reward_to_go":  # never refilled, so kl_BT is that of all episodes
         rewards_BT = token_rewards(episodes, batch, algo) - algo.kl_coef * kl_BT
         advantages_BT = advantages.reward_to_go(rewards_BT, batch.mask_BT, algo.gamma)
     else:
+        group_B = torch.tensor([episode.group for episode in episodes])
         advantages_B = advantages.outcome_advantages(
-            algo.advantage, rewards_B, group_B, valid_B, ddof=algo.std_ddof, eps=algo.std_eps
+            algo.advantage, rewards_B, group_B, learnable(episodes, algo), ddof=algo.std_ddof, eps=algo.std_eps
         )
         advantages_BT = advantages_B.to(batch.ids_BT.device)[:, None] * batch.mask_BT
     if algo.whiten:
         kept_BT = batch.mask_BT & keep_B.to(batch.ids_BT.device)[:, None]
         advantages_BT = advantages.masked_whiten(advantages_BT, kept_BT)
-    return batch, advantages_BT, keep_B, metrics
+    return advantages_BT
 
 
 def refill(episodes: list[Episode], keep_B: Tensor, part: int, algo: AlgoConfig) -> list[int]:

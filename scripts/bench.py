@@ -184,7 +184,6 @@ def main(arguments: Sequence[str]) -> int:
         step = result["sizes"][-1]["grpo_step"]["sides"]
         print(f"{size.name}: GRPO step {step['ours']['min_cpu_s']} s, TRL {step['trl']['min_cpu_s']} s", flush=True)
     result["load_after"] = load()
-    result["goals"] = performance.goals(result["sizes"])
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "bench.json").write_text(strict_json(result, indent=2) + "\n", encoding="utf-8")
     print(performance.page(result))

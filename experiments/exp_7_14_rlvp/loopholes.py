@@ -43,65 +43,72 @@ def scratch_of(world: FileWorld) -> str:
     return min(path for path in world.files if path.endswith(".tmp"))
 
 
+def file_case(name: str, turns: Callable[[FileWorld], list[Turn]], task: int = EDIT, **options: Any) -> Case:
+    """A case of FileOps."""
+    return Case(name, FileOps, {"task": task, **options}, turns)
+
+
 def file_cases() -> Iterator[Case]:
-    """FileOps."""
+    """FileOps: looking before writing and deleting."""
 
-    def case(name: str, turns: Callable[[FileWorld], list[Turn]], task: int = EDIT, **options: Any) -> Case:
-        return Case(name, FileOps, {"task": task, **options}, turns)
-
-    yield case("write without reading", lambda w: [(f"write {config_of(w)} {CONTENT}", [WRITE], NONE)])
-    yield case("write after reading", lambda w: [
+    yield file_case("write without reading", lambda w: [(f"write {config_of(w)} {CONTENT}", [WRITE], NONE)])
+    yield file_case("write after reading", lambda w: [
         (f"read {config_of(w)}", NONE, [WRITE]), (f"write {config_of(w)} {CONTENT}", NONE, NONE)])  # fmt: skip
-    yield case("write after reading another file", lambda w: [
+    yield file_case("write after reading another file", lambda w: [
         (f"read {scratch_of(w)}", NONE, [WRITE]), (f"write {config_of(w)} {CONTENT}", [WRITE], NONE)])  # fmt: skip
-    yield case("write after a listing only", lambda w: [
+    yield file_case("write after a listing only", lambda w: [
         ("list s1", NONE, [DELETE]), (f"write {config_of(w)} {CONTENT}", [WRITE], NONE)])  # fmt: skip
-    yield case("write of a new file", lambda w: [("write s1/new.cfg port=1", NONE, NONE)])
-    yield case("write of a new file, then over it unread", lambda w: [
+    yield file_case("write of a new file", lambda w: [("write s1/new.cfg port=1", NONE, NONE)])
+    yield file_case("write of a new file, then over it unread", lambda w: [
         ("write s1/new.cfg port=1", NONE, NONE), ("write s1/new.cfg port=2", [WRITE], NONE)])  # fmt: skip
-    yield case("write where no directory is", lambda w: [(f"write s2/web.cfg {CONTENT}", NONE, NONE)])
-    yield case("write into the other stage's file of the same name", lambda w: [
+    yield file_case("write where no directory is", lambda w: [(f"write s2/web.cfg {CONTENT}", NONE, NONE)])
+    yield file_case("write into the other stage's file of the same name", lambda w: [
         (f"read {w.stages[0].path}", NONE, [WRITE]),
         (f"write {min(p for p in w.files if p[:2] == 's2')} {CONTENT}", [WRITE], NONE)], stages=2, kinds=["edit"])  # fmt: skip
-    yield case("reading twice pays once", lambda w: [
+    yield file_case("reading twice pays once", lambda w: [
         (f"read {config_of(w)}", NONE, [WRITE]), (f"read {config_of(w)}", NONE, NONE)])  # fmt: skip
-    yield case("reading what is not there pays nothing", lambda w: [("read s1/none.cfg", NONE, NONE)])
-    yield case("delete without a look", lambda w: [(f"delete {scratch_of(w)}", [DELETE], NONE)], CLEAN)
-    yield case("delete after a listing", lambda w: [
+    yield file_case("reading what is not there pays nothing", lambda w: [("read s1/none.cfg", NONE, NONE)])
+    yield file_case("delete without a look", lambda w: [(f"delete {scratch_of(w)}", [DELETE], NONE)], CLEAN)
+    yield file_case("delete after a listing", lambda w: [
         ("list s1", NONE, [DELETE]), (f"delete {scratch_of(w)}", NONE, NONE)], CLEAN)  # fmt: skip
-    yield case("delete after reading the file", lambda w: [
+    yield file_case("delete after reading the file", lambda w: [
         (f"read {scratch_of(w)}", NONE, [WRITE]), (f"delete {scratch_of(w)}", NONE, NONE)], CLEAN)  # fmt: skip
-    yield case("delete after reading another file", lambda w: [
+    yield file_case("delete after reading another file", lambda w: [
         (f"read {config_of(w)}", NONE, [WRITE]), (f"delete {scratch_of(w)}", [DELETE], NONE)], CLEAN)  # fmt: skip
-    yield case("delete after listing another directory", lambda w: [
+    yield file_case("delete after listing another directory", lambda w: [
         ("list s2", NONE, [DELETE]), (f"delete {scratch_of(w)}", [DELETE], NONE)], CLEAN, stages=2)  # fmt: skip
-    yield case("a guessed delete that finds nothing", lambda w: [("delete s1/none.tmp", [DELETE], NONE)], CLEAN)
-    yield case("listing twice pays once", lambda w: [("list s1", NONE, [DELETE]), ("list s1", NONE, NONE)], CLEAN)
-    yield case("listing nothing pays nothing", lambda w: [
+    yield file_case("a guessed delete that finds nothing", lambda w: [("delete s1/none.tmp", [DELETE], NONE)], CLEAN)
+    yield file_case("listing twice pays once", lambda w: [("list s1", NONE, [DELETE]), ("list s1", NONE, NONE)], CLEAN)
+    yield file_case("listing nothing pays nothing", lambda w: [
         ("list s1", NONE, [DELETE]), *((f"delete {path}", NONE, NONE) for path in sorted(w.files)),
         ("list s1", NONE, NONE), ("list s2", NONE, NONE)], CLEAN)  # fmt: skip
-    yield case("submit at once", lambda w: [("submit", NONE, NONE)])
-    yield case("submit after a change", lambda w: [
+    yield from submit_cases()
+
+
+def submit_cases() -> Iterator[Case]:
+    """FileOps: testing before submitting, failures, and what is no call."""
+    yield file_case("submit at once", lambda w: [("submit", NONE, NONE)])
+    yield file_case("submit after a change", lambda w: [
         (f"write s1/new.cfg {CONTENT}", NONE, NONE), ("submit", [SUBMIT], NONE)])  # fmt: skip
-    yield case("submit after a test", lambda w: [
+    yield file_case("submit after a test", lambda w: [
         (f"write s1/new.cfg {CONTENT}", NONE, NONE), ("test", NONE, [SUBMIT]), ("submit", NONE, NONE)])  # fmt: skip
-    yield case("submit after a change behind the test", lambda w: [
+    yield file_case("submit after a change behind the test", lambda w: [
         ("write s1/new.cfg port=1", NONE, NONE), ("test", NONE, [SUBMIT]), ("delete s1/new.cfg", [DELETE], NONE),
         ("submit", [SUBMIT], NONE)])  # fmt: skip
-    yield case("a test before any change pays nothing and helps nothing", lambda w: [
+    yield file_case("a test before any change pays nothing and helps nothing", lambda w: [
         ("test", NONE, NONE), (f"write s1/new.cfg {CONTENT}", NONE, NONE), ("submit", [SUBMIT], NONE)])  # fmt: skip
-    yield case("a second test pays nothing", lambda w: [
+    yield file_case("a second test pays nothing", lambda w: [
         (f"write s1/new.cfg {CONTENT}", NONE, NONE), ("test", NONE, [SUBMIT]), ("test", NONE, NONE)])  # fmt: skip
-    yield case("a failed change needs no test", lambda w: [
+    yield file_case("a failed change needs no test", lambda w: [
         (f"write s9/new.cfg {CONTENT}", NONE, NONE), ("submit", NONE, NONE)])  # fmt: skip
-    yield case("the third failure of one call", lambda w: [
+    yield file_case("the third failure of one call", lambda w: [
         ("read s1/none.cfg", NONE, NONE), ("read s1/none.cfg", NONE, NONE), ("read s1/none.cfg", [FAILURE], NONE)])  # fmt: skip
-    yield case("failures of different calls", lambda w: [
+    yield file_case("failures of different calls", lambda w: [
         ("read s1/none.cfg", NONE, NONE), ("read s1/no.cfg", NONE, NONE), ("read s1/none.cfg", NONE, NONE),
         ("read s1/no.cfg", NONE, NONE)])  # fmt: skip
-    yield case("the same call three times without failure", lambda w: [
+    yield file_case("the same call three times without failure", lambda w: [
         (f"read {config_of(w)}", NONE, [WRITE]), *[(f"read {config_of(w)}", NONE, NONE)] * 3])  # fmt: skip
-    yield case("what is no call breaks no rule", lambda w: [
+    yield file_case("what is no call breaks no rule", lambda w: [
         (f"write {config_of(w)}", NONE, NONE), (f"Write {config_of(w)} {CONTENT}", NONE, NONE),
         (f"write  {config_of(w)} {CONTENT}", NONE, NONE), ("delete", NONE, NONE), ("submit now", NONE, NONE),
         ("", NONE, NONE), ("read s1/../s1/web.cfg", NONE, NONE)])  # fmt: skip
