@@ -34,6 +34,12 @@ def box() -> Iterator[Sandbox]:
         yield found
 
 
+@pytest.fixture(autouse=True)
+def own_temporary_folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """What these tests leave, or leave for a moment, is seen by no other test process that looks into /tmp."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+
+
 def below() -> set[int]:
     """Processes below this one that are no zombies' ghosts: all of them, zombies too."""
     return {child.pid for child in psutil.Process().children(recursive=True)}
