@@ -1,14 +1,8 @@
 """Prompt distillation end to end at smoke scale: every arm, a SIGKILL, the same bytes, a pre-trained folder by path."""
 
 import json
-import os
-import signal
-import subprocess
-import sys
 import threading
-import time
 from http.server import BaseHTTPRequestHandler, HTTPServer
-from pathlib import Path
 
 import pytest
 import torch
@@ -19,34 +13,18 @@ from common.config import compose
 from common.models import DecoderConfig, build_decoder
 from experiments.exp_7_08_prompt_distillation import data, rules
 from experiments.exp_7_08_prompt_distillation.settings import Settings
+from tests.experiments.harness import command, kill_when, records, run
 
-ROOT = Path(__file__).resolve().parents[2]
-RUN = [sys.executable, "-m", "experiments.exp_7_08_prompt_distillation.run"]
+EXPERIMENT = "exp_7_08_prompt_distillation"
 FEW = "arms=[distilled,on_policy]"
 ALL = f"arms=[{','.join(compose('7-8', Settings, ['scale=smoke']).branches)}]"  # of both studies
-
-
-def command(folder, *changes, scale="smoke"):
-    return [*RUN, f"scale={scale}", f"runs_dir={folder / 'runs'}", f"results_dir={folder / 'results'}", "workers=1", *changes]
-
-
-def run(folder, *changes, scale="smoke"):
-    done = subprocess.run(
-        command(folder, *changes, scale=scale), cwd=ROOT, capture_output=True, text=True, timeout=600, check=False
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-
-
-def records(folder):
-    (file,) = (folder / "results").rglob("records.jsonl")
-    return file.read_bytes()
 
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory):
     """All arms, undisturbed."""
     folder = tmp_path_factory.mktemp("whole")
-    run(folder, ALL)
+    run(command(EXPERIMENT, folder, ALL, "workers=1"))
     return folder
 
 
@@ -82,17 +60,9 @@ def test_costs_count_labelling_where_the_teacher_labelled(whole):
 
 def test_killed_in_the_middle_it_ends_with_the_records_of_an_undisturbed_run(whole, tmp_path):
     """The command is killed as soon as the on-policy arm has a checkpoint, and started again."""
-    process = subprocess.Popen(
-        command(tmp_path, FEW), cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True
-    )
-    deadline = time.monotonic() + 400
-    while not list((tmp_path / "runs").glob("7-8/smoke/main/*/on_policy/seed100/state.pt")):
-        assert process.poll() is None and time.monotonic() < deadline
-        time.sleep(0.01)
-    os.killpg(process.pid, signal.SIGKILL)
-    process.wait()
+    kill_when(command(EXPERIMENT, tmp_path, FEW, "workers=1"), f"{tmp_path}/runs/7-8/smoke/main/*/on_policy/seed100/state.pt")
     assert not list((tmp_path / "results").rglob("records.jsonl"))
-    run(tmp_path, FEW)
+    run(command(EXPERIMENT, tmp_path, FEW, "workers=1"))
     undisturbed = [line for line in records(whole).splitlines() if json.loads(line)["arm"] in ("distilled", "on_policy")]
     assert sorted(undisturbed) == sorted(records(tmp_path).splitlines())
 
@@ -136,7 +106,7 @@ def test_a_teacher_on_a_server_a_readers_sentences_and_a_student_with_an_adapter
     with HTTPServer(("127.0.0.1", 0), Answers) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
         monkeypatch.setenv("TEACHER_BASE_URL", f"http://127.0.0.1:{server.server_port}/v1")
-        run(tmp_path, *changes, scale="gpu")
+        run(command(EXPERIMENT, tmp_path, "workers=1", *changes, scale="gpu"))
         server.shutdown()
     final = {(row["arm"], row["split"], row["metric"]): row["value"] for row in map(json.loads, records(tmp_path).splitlines())}
     assert final["teacher", "test", "success"] == 1 and final["teacher", "test", "tokens_in"] == 50

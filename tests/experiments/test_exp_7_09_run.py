@@ -4,11 +4,7 @@ What a worker process does is called in this one where no kill needs it: importi
 """
 
 import json
-import os
-import signal
-import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -19,40 +15,24 @@ from common.jobs import Cell, cell_folder
 from common.teacher import LocalTeacher
 from experiments.exp_7_09_cot_distillation import run, stages
 from experiments.exp_7_09_cot_distillation.settings import Settings
+from tests.experiments.harness import command, kill_when, records
+from tests.experiments.harness import run as run_to_the_end
 
-ROOT = Path(__file__).resolve().parents[2]
 ARMS = ["start", "teacher", "unfiltered", "mixed", "star", "grpo"]
 FEW = ["unfiltered", "star"]
 SEED = 100
 
 
-def words(folder):
-    folders = [f"runs_dir={folder / 'runs'}", f"results_dir={folder / 'results'}"]
-    return ["scale=smoke", "workers=1", *folders, f"arms=[{','.join(ARMS)}]"]
-
-
-def command(folder):
-    return [sys.executable, "-m", "experiments.exp_7_09_cot_distillation.run", *words(folder)]
+def line(folder):
+    return command("exp_7_09_cot_distillation", folder, "workers=1", f"arms=[{','.join(ARMS)}]")
 
 
 def settings_in(folder):
-    return compose(run.NUMBER, Settings, words(folder))
+    return compose(run.NUMBER, Settings, line(folder)[3:])
 
 
 def cell_records(settings, arm):
     return (cell_folder(run_folder(settings), Cell(arm, SEED)) / "records.jsonl").read_bytes()
-
-
-def kill_while_training(folder, arm):
-    """Starts the run and kills its whole process group the moment a cell has a training state."""
-    quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
-    process = subprocess.Popen(command(folder), cwd=ROOT, start_new_session=True, **quiet)
-    deadline = time.monotonic() + 300
-    while not any(path.stat().st_size for path in (folder / "runs").glob(f"7-9/smoke/main/**/{arm}/seed100/state.pt")):
-        assert process.poll() is None and time.monotonic() < deadline
-        time.sleep(0.002)
-    os.killpg(process.pid, signal.SIGKILL)
-    process.wait()
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -67,9 +47,8 @@ def one_thread():
 def whole(tmp_path_factory):
     """Killed while an arm trains, then run to its end."""
     folder = tmp_path_factory.mktemp("whole")
-    kill_while_training(folder, "unfiltered")
-    done = subprocess.run(command(folder), cwd=ROOT, capture_output=True, text=True, timeout=900, check=False)
-    assert done.returncode == 0, done.stdout + done.stderr
+    kill_when(line(folder), f"{folder}/runs/7-9/smoke/main/**/unfiltered/seed100/state.pt")
+    run_to_the_end(line(folder))
     return folder
 
 
@@ -83,8 +62,7 @@ def undisturbed(tmp_path_factory):
 
 
 def test_every_arm_ends_with_numbers_on_both_splits(whole):
-    (file,) = (whole / "results").rglob("records.jsonl")
-    rows = [json.loads(line) for line in file.read_text().splitlines()]
+    rows = [json.loads(row) for row in records(whole).splitlines()]
     final = {(row["arm"], row["split"], row["metric"]) for row in rows if row["final"]}
     for arm in ARMS:
         wanted = {"success", "greedy", "length", "verification", "backtracking", "slip", "caught", "recovered"}
@@ -136,5 +114,4 @@ def test_the_trained_model_loads_in_plain_transformers(whole):
         "m = AutoModelForCausalLM.from_pretrained(sys.argv[1]); t = AutoTokenizer.from_pretrained(sys.argv[1]); "
         "print(t.decode(m.generate(**t('Compute 4+3', return_tensors='pt'), max_new_tokens=2)[0]))"
     )
-    done = subprocess.run([sys.executable, "-c", code, str(folder)], capture_output=True, text=True, cwd="/", check=False)
-    assert done.returncode == 0 and "Compute 4+3" in done.stdout, done.stderr
+    assert "Compute 4+3" in run_to_the_end([sys.executable, "-c", code, str(folder)], cwd="/")

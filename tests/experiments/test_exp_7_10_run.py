@@ -1,12 +1,7 @@
 """7-10 end to end at smoke scale: every arm, a SIGKILL, the same bytes, a model that loads, a pre-trained one in its place."""
 
 import json
-import os
-import signal
-import subprocess
 import sys
-import time
-from pathlib import Path
 
 import pytest
 
@@ -14,41 +9,18 @@ from common.config import compose
 from common.models import DecoderConfig, build_decoder
 from experiments.exp_7_10_adaptthink import data
 from experiments.exp_7_10_adaptthink.settings import Settings
+from tests.experiments.harness import command, kill_when, records, refusal, run
 
-ROOT = Path(__file__).resolve().parents[2]
-RUN = [sys.executable, "-m", "experiments.exp_7_10_adaptthink.run", "scale=smoke"]
+EXPERIMENT = "exp_7_10_adaptthink"
 FEW = ["start", "adaptthink"]
-
-
-def command(folder, *changes):
-    return [*RUN, f"runs_dir={folder / 'runs'}", f"results_dir={folder / 'results'}", *changes]
-
-
-def run(folder, *changes):
-    done = subprocess.run(command(folder, *changes), cwd=ROOT, capture_output=True, text=True, timeout=600, check=False)
-    assert done.returncode == 0, done.stdout + done.stderr
-    return done
-
-
-def records(folder):
-    (file,) = (folder / "results").rglob("records.jsonl")
-    return file.read_bytes()
 
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory):
     """All arms, killed as soon as one has a checkpoint, and started again."""
     folder = tmp_path_factory.mktemp("whole")
-    process = subprocess.Popen(
-        command(folder), cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True
-    )
-    deadline = time.monotonic() + 300
-    while not list((folder / "runs").glob("7-10/smoke/main/base/*/seed100/state.pt")):
-        assert process.poll() is None and time.monotonic() < deadline
-        time.sleep(0.01)
-    os.killpg(process.pid, signal.SIGKILL)
-    process.wait()
-    run(folder)
+    kill_when(command(EXPERIMENT, folder), f"{folder}/runs/7-10/smoke/main/base/*/seed100/state.pt")
+    run(command(EXPERIMENT, folder))
     return folder
 
 
@@ -73,7 +45,7 @@ def test_every_arm_ends_with_numbers_on_every_split(whole):
 
 
 def test_killed_and_started_again_it_ends_with_the_records_of_an_undisturbed_run(whole, tmp_path):
-    run(tmp_path, f"arms=[{','.join(FEW)}]", "workers=1")
+    run(command(EXPERIMENT, tmp_path, f"arms=[{','.join(FEW)}]", "workers=1"))
     resumed = [line for line in records(whole).splitlines() if json.loads(line)["arm"] in FEW]
     assert sorted(resumed) == sorted(records(tmp_path).splitlines())
 
@@ -93,8 +65,7 @@ print(model.generate(**ids, max_new_tokens=3).shape)
 
 def test_a_trained_model_loads_with_plain_transformers(whole):
     folder = whole / "runs/7-10/smoke/main/base/adaptthink/seed100/model"
-    done = subprocess.run([sys.executable, "-c", LOADS, str(folder)], capture_output=True, text=True, check=False)
-    assert done.returncode == 0 and "torch.Size" in done.stdout, done.stderr
+    assert "torch.Size" in run([sys.executable, "-c", LOADS, str(folder)], cwd="/")
 
 
 @pytest.fixture
@@ -112,12 +83,11 @@ def pretrained(tmp_path):
 def on_files(folder, *changes):
     sums = folder / "sums.jsonl"
     own = [f"model_path={folder / 'tiny'}", f"problems={{train: {sums}, test: {{sums: {sums}}}}}", "lora.enabled=true"]
-    return command(folder, *own, "arms=[adaptthink]", "workers=1", "max_new_tokens=6", *changes)
+    return command(EXPERIMENT, folder, *own, "arms=[adaptthink]", "workers=1", "max_new_tokens=6", *changes)
 
 
 def test_a_pretrained_model_learns_from_files_with_an_adapter(pretrained):
-    done = subprocess.run(on_files(pretrained), cwd=ROOT, capture_output=True, text=True, timeout=300, check=False)
-    assert done.returncode == 0, done.stdout + done.stderr
+    run(on_files(pretrained))
     rows = [json.loads(line) for line in records(pretrained).splitlines()]
     assert {row["split"] for row in rows} == {"sums", "id"}
     (adapter,) = (pretrained / "runs").rglob("adaptthink/seed100/model/adapter_model.safetensors")
@@ -126,9 +96,7 @@ def test_a_pretrained_model_learns_from_files_with_an_adapter(pretrained):
 
 def test_a_template_that_hides_the_mode_token_stops_the_run(pretrained):
     hidden = "chat_template='{{ bos_token }}{% for m in messages %}{{ m.content }}{% endfor %}'"
-    done = subprocess.run(on_files(pretrained, hidden), cwd=ROOT, capture_output=True, text=True, timeout=300, check=False)
-    assert done.returncode != 0
-    assert "must end a prompt with one <think>" in done.stdout + done.stderr
+    assert "must end a prompt with one <think>" in refusal(on_files(pretrained, hidden))
 
 
 def test_the_gpu_configuration_is_the_published_one():

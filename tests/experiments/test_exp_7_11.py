@@ -3,33 +3,17 @@
 import json
 import os
 import re
-import signal
 import subprocess
 import sys
-import time
-from pathlib import Path
 
 import pytest
 
 from common.config import ConfigError, compose
 from experiments.exp_7_11_general_points.settings import Settings
+from tests.experiments.harness import ROOT, command, kill_when, records, run
 
-ROOT = Path(__file__).resolve().parents[2]
-RUN = [sys.executable, "-m", "experiments.exp_7_11_general_points.run", "scale=smoke"]
+EXPERIMENT = "exp_7_11_general_points"
 ARMS = "arms=[start,sft_one,grpo]"
-
-
-def command(folder, *changes):
-    return [*RUN, f"runs_dir={folder / 'runs'}", f"results_dir={folder / 'results'}", *changes]
-
-
-def run(folder, *changes):
-    return subprocess.run(command(folder, *changes), cwd=ROOT, capture_output=True, text=True, timeout=600, check=False)
-
-
-def records(folder):
-    (file,) = (folder / "results").rglob("records.jsonl")
-    return file.read_bytes()
 
 
 @pytest.fixture(scope="module")
@@ -65,44 +49,26 @@ def test_the_report_stands_beside_the_records(whole):
 
 
 def test_rft_from_a_start_without_a_right_answer_stays_at_the_start(tmp_path):
-    done = run(tmp_path, "arms=[rft]")
-    assert done.returncode == 0, done.stdout + done.stderr
+    run(command(EXPERIMENT, tmp_path, "arms=[rft]"))
     rows = [json.loads(line) for line in records(tmp_path).splitlines()]
     assert [row["value"] for row in rows if row["metric"] == "success" and row["final"]] == [0.0, 0.0, 0.0]
 
 
 def test_arms_of_the_ablation_study_train_and_answer_again(tmp_path):
-    done = run(tmp_path, "study=ablation", "arms=[grpo_after_overfit,iterations_3]", "evaluation.curve_hands=3")
-    assert done.returncode == 0, done.stdout + done.stderr
+    changes = ["study=ablation", "arms=[grpo_after_overfit,iterations_3]", "evaluation.curve_hands=3"]
+    run(command(EXPERIMENT, tmp_path, *changes))
     rows = [json.loads(line) for line in records(tmp_path).splitlines()]
     length = {row["arm"]: row["value"] for row in rows if row["metric"] == "length" and row["split"] == "ood"}
     assert length["iterations_3"] > 2 * length["grpo_after_overfit"]  # three answers, none of them right
     assert "3 answers" in next((tmp_path / "results").rglob("report.md")).read_text()
 
 
-def kill_when(folder, pattern, *changes):
-    """Starts the run and kills its whole process group the moment a file matches."""
-    process = subprocess.Popen(
-        command(folder, *changes),
-        cwd=ROOT,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-        start_new_session=True,
-    )
-    deadline = time.monotonic() + 300
-    while not list((folder / "runs").glob(pattern)):
-        assert process.poll() is None and time.monotonic() < deadline, f"nothing matched {pattern}"
-        time.sleep(0.01)
-    os.killpg(process.pid, signal.SIGKILL)
-    process.wait()
-
-
 def test_killed_at_three_points_it_ends_with_the_same_records(whole, tmp_path):
-    kill_when(tmp_path, "stages/base-*.partial/metrics.jsonl", ARMS)
-    kill_when(tmp_path, "stages/start-*/stage.json", ARMS)  # between two stages
-    kill_when(tmp_path, "7-11/smoke/main/base/sft_one/seed100/state.pt", ARMS)
-    done = run(tmp_path, ARMS)
-    assert done.returncode == 0, done.stdout + done.stderr
+    line = command(EXPERIMENT, tmp_path, ARMS)
+    kill_when(line, f"{tmp_path}/runs/stages/base-*.partial/metrics.jsonl")
+    kill_when(line, f"{tmp_path}/runs/stages/start-*/stage.json")  # between two stages
+    kill_when(line, f"{tmp_path}/runs/7-11/smoke/main/base/sft_one/seed100/state.pt")
+    run(line)
     assert records(tmp_path) == records(whole)
 
 
@@ -113,19 +79,18 @@ def test_the_trained_model_loads_in_plain_transformers(whole):
         "m = AutoModelForCausalLM.from_pretrained(sys.argv[1]); t = AutoTokenizer.from_pretrained(sys.argv[1]); "
         "print(t.decode(m.generate(**t('4*3', return_tensors='pt'), max_new_tokens=2)[0]))"
     )
-    done = subprocess.run([sys.executable, "-c", code, str(folder)], capture_output=True, text=True, cwd="/", check=False)
-    assert done.returncode == 0 and "4*3" in done.stdout, done.stderr
+    assert "4*3" in run([sys.executable, "-c", code, str(folder)], cwd="/")
 
 
 def test_the_gpu_scale_trains_adapters_on_a_local_model_folder(whole, tmp_path):
     base = next((whole / "runs/stages").glob("base-*")) / "model"
-    done = run(
-        tmp_path, "scale=gpu", f"model_path={base}", "device=cpu", "dtype=float32", "seeds=1", "start_steps=2",
+    changes = [
+        f"model_path={base}", "device=cpu", "dtype=float32", "seeds=1", "start_steps=2",
         "branch_flops=3e9", "max_new_tokens=48", "train_hands=16", "evaluation.orders=1", "evaluation.curve_hands=4",
         "evaluation.points=1", "arms=[sft_one,ppo]", "lora.sft_rank=4", "lora.rl_rank=2",
         "branches.ppo.changes.prompts_per_step=16",
-    )  # fmt: skip
-    assert done.returncode == 0, done.stdout + done.stderr
+    ]  # fmt: skip
+    run(command(EXPERIMENT, tmp_path, *changes, scale="gpu"))
     adapters = sorted((tmp_path / "runs").rglob("adapter_config.json"))
     assert [json.loads(file.read_text())["r"] for file in adapters] == [2, 4]
 
@@ -148,6 +113,7 @@ def test_bad_values_are_refused_with_a_sentence(change, words):
 
 
 def test_a_bad_value_ends_the_command_at_once_and_leaves_nothing(tmp_path):
-    done = run(tmp_path, "algo.lrr=1")
+    line = command(EXPERIMENT, tmp_path, "algo.lrr=1")
+    done = subprocess.run(line, cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 2 and "algo.lr" in done.stderr and "Traceback" not in done.stderr, done.stderr
     assert not list(tmp_path.iterdir())

@@ -1,11 +1,7 @@
 """7-12 end to end at smoke scale: the public command, a SIGKILL in the middle of an arm, the same records, the saved model."""
 
 import json
-import signal
-import subprocess
 import sys
-import time
-from pathlib import Path
 
 import pytest
 
@@ -15,28 +11,26 @@ from common.episodes import Episode
 from common.seeding import base_seed
 from experiments.exp_7_12_virl import evaluate, figures, run, tune
 from experiments.exp_7_12_virl.settings import Settings
+from tests.experiments.harness import command, kill_when, records
+from tests.experiments.harness import run as run_to_the_end
 
-ROOT = Path(__file__).resolve().parents[2]
 ARMS = ["start", "sft", "grpo"]
 SPLITS = ("id", "rule", "city", "both", "degrees", "clock", "renamed")
 
 
-def keys(folder):
-    return [f"runs_dir={folder / 'runs'}", f"results_dir={folder / 'results'}", f"arms=[{','.join(ARMS)}]", "workers=1"]
+def line(folder):
+    return command("exp_7_12_virl", folder, f"arms=[{','.join(ARMS)}]", "workers=1")
 
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory):
     folder = tmp_path_factory.mktemp("whole")
-    line = [sys.executable, "-m", "experiments.exp_7_12_virl.run", "scale=smoke", *keys(folder)]
-    done = subprocess.run(line, cwd=ROOT, capture_output=True, text=True, timeout=900, check=False)
-    assert done.returncode == 0, done.stdout + done.stderr
+    run_to_the_end(line(folder))
     return folder
 
 
 def rows_of(folder):
-    (file,) = (folder / "results").rglob("records.jsonl")
-    return [json.loads(line) for line in file.read_text().splitlines()]
+    return [json.loads(row) for row in records(folder).splitlines()]
 
 
 def test_records_cover_every_arm_split_and_metric(whole):
@@ -55,25 +49,19 @@ def test_records_cover_every_arm_split_and_metric(whole):
 CHILD = (
     "import sys; from common.config import compose; from experiments.exp_7_12_virl import run; "
     "from experiments.exp_7_12_virl.settings import Settings; "
-    "run.run_cell(compose('7-12', Settings, ['scale=smoke', *sys.argv[1:]]), 'grpo', 100)"
+    "run.run_cell(compose('7-12', Settings, sys.argv[1:]), 'grpo', 100)"
 )
 
 
 def test_killed_in_the_middle_of_an_arm_it_ends_with_the_records_of_an_undisturbed_run(whole, tmp_path):
-    changes = keys(tmp_path)
-    child = subprocess.Popen([sys.executable, "-c", CHILD, *changes], cwd=ROOT, stdout=subprocess.DEVNULL)
-    deadline = time.monotonic() + 600
-    while not list((tmp_path / "runs").glob("**/grpo/seed100/state.pt")):
-        assert child.poll() is None and time.monotonic() < deadline
-        time.sleep(0.01)
-    child.send_signal(signal.SIGKILL)
-    child.wait()
+    changes = line(tmp_path)[3:]
+    kill_when([sys.executable, "-c", CHILD, *changes], f"{tmp_path}/runs/**/grpo/seed100/state.pt")
     assert not list((tmp_path / "runs").rglob("grpo/seed100/DONE*"))
-    settings = compose("7-12", Settings, ["scale=smoke", *changes])
+    settings = compose("7-12", Settings, changes)
     run.run_cell(settings, "grpo", 100)
     (resumed,) = (tmp_path / "runs").glob("**/grpo/seed100/records.jsonl")
     undisturbed = [row for row in rows_of(whole) if row["arm"] == "grpo"]
-    again = [json.loads(line) for line in resumed.read_text().splitlines()]
+    again = [json.loads(row) for row in resumed.read_text().splitlines()]
     assert sorted(map(str, again)) == sorted(map(str, undisturbed))
 
 

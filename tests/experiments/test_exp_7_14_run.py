@@ -1,12 +1,6 @@
 """RLVP through its public command: every arm at smoke scale, killed and resumed."""
 
 import json
-import os
-import signal
-import subprocess
-import sys
-import time
-from pathlib import Path
 
 import pytest
 from transformers import AutoModelForCausalLM, AutoTokenizer
@@ -16,33 +10,19 @@ from common.models import DecoderConfig, build_decoder
 from experiments.exp_7_14_rlvp import data
 from experiments.exp_7_14_rlvp.run import run_cell
 from experiments.exp_7_14_rlvp.settings import Settings
+from tests.experiments.harness import command, kill_when, records, run
 
-ROOT = Path(__file__).resolve().parents[2]
-RUN = [sys.executable, "-m", "experiments.exp_7_14_rlvp.run", "scale=smoke"]
+EXPERIMENT = "exp_7_14_rlvp"
 SMOKE = compose("7-14", Settings, ["scale=smoke"])
 ALL = [*SMOKE.chosen(), "dapo", "rlvp_mixed", "rlvp_judged", "step_groups"]  # the main study, and what the ablation adds
 FEW = "arms=[rlvp,sft_perfect]"
-
-
-def command(folder, *changes):
-    return [*RUN, f"runs_dir={folder / 'runs'}", f"results_dir={folder / 'results'}", "workers=1", *changes]
-
-
-def run(folder, *changes):
-    done = subprocess.run(command(folder, *changes), cwd=ROOT, capture_output=True, text=True, timeout=900, check=False)
-    assert done.returncode == 0, done.stdout + done.stderr
-
-
-def records(folder):
-    (file,) = (folder / "results").rglob("records.jsonl")
-    return file.read_bytes()
 
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory):
     """All arms, undisturbed."""
     folder = tmp_path_factory.mktemp("whole")
-    run(folder, f"arms=[{','.join(ALL)}]")
+    run(command(EXPERIMENT, folder, f"arms=[{','.join(ALL)}]", "workers=1"))
     return folder
 
 
@@ -69,16 +49,8 @@ def test_every_arm_ends_with_its_numbers_in_every_view(whole):
 
 
 def test_killed_in_the_middle_of_an_arm_it_ends_with_the_records_of_an_undisturbed_run(whole, tmp_path):
-    process = subprocess.Popen(
-        command(tmp_path, FEW), cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True
-    )
-    deadline = time.monotonic() + 600
-    while not list((tmp_path / "runs").glob("7-14/smoke/main/base/*/seed100/state.pt")):
-        assert process.poll() is None and time.monotonic() < deadline
-        time.sleep(0.01)
-    os.killpg(process.pid, signal.SIGKILL)
-    process.wait()
-    run(tmp_path, FEW)
+    kill_when(command(EXPERIMENT, tmp_path, FEW, "workers=1"), f"{tmp_path}/runs/7-14/smoke/main/base/*/seed100/state.pt")
+    run(command(EXPERIMENT, tmp_path, FEW, "workers=1"))
     undisturbed = [line for line in records(whole).splitlines() if json.loads(line)["arm"] in ("rlvp", "sft_perfect")]
     assert sorted(undisturbed) == sorted(records(tmp_path).splitlines())
 

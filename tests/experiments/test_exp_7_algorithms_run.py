@@ -1,58 +1,25 @@
 """The comparison end to end at smoke scale: every arm, a SIGKILL, the same bytes, the generated page."""
 
 import json
-import os
 import re
-import signal
-import subprocess
-import sys
-import time
-from pathlib import Path
 
 import pytest
 
 from common.config import compose
 from experiments.exp_7_algorithms import figures
 from experiments.exp_7_algorithms.settings import Settings
+from tests.experiments.harness import ROOT, command, kill_when, records, run
 
-ROOT = Path(__file__).resolve().parents[2]
-RUN = [sys.executable, "-m", "experiments.exp_7_algorithms.run", "scale=smoke"]
+EXPERIMENT = "exp_7_algorithms"
 FEW = ["sft", "grpo"]
-
-
-def command(folder, *changes):
-    return [*RUN, f"runs_dir={folder / 'runs'}", f"results_dir={folder / 'results'}", *changes]
-
-
-def run(folder, *changes):
-    done = subprocess.run(command(folder, *changes), cwd=ROOT, capture_output=True, text=True, timeout=900, check=False)
-    assert done.returncode == 0, done.stdout + done.stderr
-    return done
-
-
-def records(folder):
-    (file,) = (folder / "results").rglob("records.jsonl")
-    return file.read_bytes()
 
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory):
     """All arms, killed as soon as one has a checkpoint, and started again."""
     folder = tmp_path_factory.mktemp("whole")
-    process = subprocess.Popen(
-        command(folder),
-        cwd=ROOT,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-        start_new_session=True,
-    )
-    deadline = time.monotonic() + 600
-    while not list((folder / "runs").glob("7-algorithms/smoke/main/base/*/seed100/state.pt")):
-        assert process.poll() is None and time.monotonic() < deadline
-        time.sleep(0.01)
-    os.killpg(process.pid, signal.SIGKILL)
-    process.wait()
-    run(folder)
+    kill_when(command(EXPERIMENT, folder), f"{folder}/runs/7-algorithms/smoke/main/base/*/seed100/state.pt")
+    run(command(EXPERIMENT, folder))
     return folder
 
 
@@ -88,7 +55,7 @@ def test_the_page_takes_the_table_of_a_result(whole, tmp_path):
 
 
 def test_killed_in_the_middle_of_an_arm_it_ends_with_the_records_of_an_undisturbed_run(whole, tmp_path):
-    run(tmp_path, f"arms=[{','.join(FEW)}]", "workers=1")
+    run(command(EXPERIMENT, tmp_path, f"arms=[{','.join(FEW)}]", "workers=1"))
     resumed = [line for line in records(whole).splitlines() if json.loads(line)["arm"] in FEW]
     assert sorted(resumed) == sorted(records(tmp_path).splitlines())
 

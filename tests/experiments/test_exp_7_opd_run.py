@@ -1,22 +1,17 @@
 """On-policy distillation end to end at smoke scale: every arm, a SIGKILL, the same bytes."""
 
 import json
-import os
-import signal
-import subprocess
 import sys
-import time
-from pathlib import Path
 
 import pytest
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from common.config import ConfigError, compose
 from experiments.exp_7_opd_distillation.settings import Settings
+from tests.experiments.harness import command, kill_when, records, run
 from tests.unit.chat_model import chat_folder
 
-ROOT = Path(__file__).resolve().parents[2]
-RUN = [sys.executable, "-m", "experiments.exp_7_opd_distillation.run"]
+EXPERIMENT = "exp_7_opd_distillation"
 FEW = ["chain_opd_masked", "dial_sft"]
 
 LOADS = """
@@ -28,36 +23,12 @@ print(model.generate(**tokenizer("at 1 to 4", return_tensors="pt"), max_new_toke
 """
 
 
-def command(folder, *changes, scale="smoke"):
-    return [*RUN, f"scale={scale}", f"runs_dir={folder / 'runs'}", f"results_dir={folder / 'results'}", *changes]
-
-
-def run(folder, *changes, scale="smoke"):
-    done = subprocess.run(
-        command(folder, *changes, scale=scale), cwd=ROOT, capture_output=True, text=True, timeout=900, check=False
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-
-
-def records(folder):
-    (file,) = (folder / "results").rglob("records.jsonl")
-    return file.read_bytes()
-
-
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory):
     """All arms, killed as soon as one has a checkpoint, and started again."""
     folder = tmp_path_factory.mktemp("whole")
-    process = subprocess.Popen(
-        command(folder), cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True
-    )
-    deadline = time.monotonic() + 600
-    while not list((folder / "runs").glob("7-opd/smoke/main/base/*/seed100/state.pt")):
-        assert process.poll() is None and time.monotonic() < deadline
-        time.sleep(0.01)
-    os.killpg(process.pid, signal.SIGKILL)
-    process.wait()
-    run(folder)
+    kill_when(command(EXPERIMENT, folder), f"{folder}/runs/7-opd/smoke/main/base/*/seed100/state.pt")
+    run(command(EXPERIMENT, folder))
     return folder
 
 
@@ -90,7 +61,7 @@ def test_a_trained_model_loads_with_plain_transformers(whole):
 
 
 def test_killed_in_the_middle_of_an_arm_it_ends_with_the_records_of_an_undisturbed_run(whole, tmp_path):
-    run(tmp_path, f"arms=[{','.join(FEW)}]", "workers=1")
+    run(command(EXPERIMENT, tmp_path, f"arms=[{','.join(FEW)}]", "workers=1"))
     resumed = [line for line in records(whole).splitlines() if json.loads(line)["arm"] in FEW]
     assert sorted(resumed) == sorted(records(tmp_path).splitlines())
 
@@ -106,15 +77,14 @@ def test_the_gpu_scale_trains_adapters_that_load_with_plain_peft(tmp_path):
     small += ["dial.narrow_steps=1", "pretraining.batch_size=2", "evaluation.items=1", "evaluation.curve_items=2"]
     arms = ["chain_start", "chain_grpo_steps", "chain_opd_masked", "dial_sft", "dial_opd_unmasked", "dial_opd_narrow"]
     machine = ["device=cpu", "dtype=float32", "seeds=1", "workers=1", "lora.sft_rank=4", "lora.rl_rank=2", "sft.batch_size=4"]
-    run(tmp_path, *paths, *small, *machine, f"arms=[{','.join(arms)}]", scale="gpu")
+    run(command(EXPERIMENT, tmp_path, *paths, *small, *machine, f"arms=[{','.join(arms)}]", scale="gpu"))
     rows = [json.loads(line) for line in records(tmp_path).splitlines()]
     assert {row["arm"] for row in rows if row["final"] and (row["split"], row["metric"]) == ("id", "success")} == set(arms)
     adapters = {file.parts[-4]: file for file in (tmp_path / "runs").rglob("adapter_config.json")}
     ranks = {arm: json.loads(file.read_text())["r"] for arm, file in adapters.items()}
     assert ranks == {arm: 4 if arm == "dial_sft" else 2 for arm in arms if arm != "chain_start"}
     folder = str(adapters["dial_opd_narrow"].parent)
-    done = subprocess.run([sys.executable, "-c", LOADS, folder], capture_output=True, text=True, check=False, cwd="/")
-    assert done.returncode == 0 and "torch.Size" in done.stdout, done.stderr
+    assert "torch.Size" in run([sys.executable, "-c", LOADS, folder], cwd="/")
 
 
 def test_the_gpu_configuration_says_what_it_needs_and_scales_its_rates():
