@@ -16,8 +16,8 @@ import sys
 import tempfile
 import threading
 import time
-from collections import deque
-from collections.abc import Callable, Iterator
+from collections import defaultdict, deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
@@ -32,6 +32,7 @@ THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"
 POLL_S = 0.25
 STOP_S = 10.0
 LOG_TAIL_CHARACTERS = 2000
+CACHED_S = 1.0  # a job that ends sooner has found its work done
 
 
 @dataclass(frozen=True)
@@ -111,6 +112,7 @@ class Worker:
     step: int = 0
     values: dict[str, float] = field(default_factory=dict)
     progress: float = 0.0
+    since: float = 0.0
 
 
 @contextlib.contextmanager
@@ -185,7 +187,7 @@ def retire_worker(worker: Worker) -> None:
 
 def give_job(worker: Worker, job: Job, logs: Path) -> Failure | None:
     """Send a job to a worker; a Failure when it cannot be sent."""
-    worker.job, worker.step, worker.values, worker.progress = job, 0, {}, 0.0
+    worker.job, worker.step, worker.values, worker.progress, worker.since = job, 0, {}, 0.0, time.monotonic()
     worker.log = logs / (re.sub(r"[^\w.=,+-]", "_", job.name) + ".log")
     try:
         worker.connection.send((job.name, job.target, job.kwargs, worker.log))
@@ -229,14 +231,23 @@ def receive(worker: Worker, say: Callable[[str], None]) -> tuple[bool, dict[str,
     return (False, None, None) if alive else (True, None, death_notice(worker))
 
 
-def status_lines(total: int, ended: int, failed: int, pool: list[Worker], began: float) -> list[str]:
+def time_left(
+    waiting: Iterable[Job], busy: Sequence[Worker], spent: Mapping[str, Sequence[float]], workers: int
+) -> float | None:
+    """Wall seconds left, each job at the mean of those of its kind (its target) that have ended; None while one is unknown.
+
+    `spent`: target -> seconds of the jobs that had something to do (a job that finds its work done ends at once).
+    """
+    shares = [(job.target, 1.0) for job in waiting]
+    shares += [(worker.job.target, 1.0 - worker.progress) for worker in busy if worker.job]
+    if any(not spent.get(target) for target, _ in shares):
+        return None
+    return sum(share * sum(spent[target]) / len(spent[target]) for target, share in shares) / workers
+
+
+def status_lines(jobs: str, began: float, left: float | None, busy: Sequence[Worker]) -> list[str]:
     """The overall line, then a line for each running job."""
-    busy = [worker for worker in pool if worker.job is not None]
-    share = (ended + sum(worker.progress for worker in busy)) / total
-    spent = time.monotonic() - began
-    head = f"{ended}/{total} jobs" + (f" ({failed} failed)" if failed else "") + f" {duration(spent)}"
-    if share > 0:
-        head += f", {duration(spent * (1 - share) / share)} left"
+    head = f"{jobs} {duration(time.monotonic() - began)}" + ("" if left is None else f", about {duration(left)} left")
     return [head] + [f"{worker.job.name} {describe(worker.step, worker.values)}" for worker in busy if worker.job]
 
 
@@ -326,6 +337,7 @@ def work_through(
 ) -> list[Failure]:
     """Keep up to `workers` processes of the pool busy until every job has ended."""
     waiting, failures, ended, began = deque(jobs), list[Failure](), 0, time.monotonic()
+    spent: dict[str, list[float]] = defaultdict(list)
     say = Once(live.say)
 
     def fail(failure: Failure) -> None:
@@ -344,10 +356,14 @@ def work_through(
             if not over or worker.job is None:
                 continue
             job, worker.job, ended = worker.job, None, ended + 1
+            if (seconds := time.monotonic() - worker.since) > CACHED_S:
+                spent[job.target].append(seconds)
             if error is not None:
                 fail(Failure(job.name, error))
             elif on_done is not None:
                 on_done(job, result)
         if live.due():
-            live.show(status_lines(len(jobs), ended, len(failures), pool, began))
+            busy = [worker for worker in pool if worker.job is not None]
+            done = f"{ended}/{len(jobs)} jobs" + (f" ({len(failures)} failed)" if failures else "")
+            live.show(status_lines(done, began, time_left(waiting, busy, spent, workers), busy))
     return failures

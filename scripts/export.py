@@ -14,7 +14,7 @@ from typing import Any
 
 import yaml
 
-from common.config import Common, ConfigError, run_folder
+from common.config import Common, ConfigError, run_folder, scales
 from common.files import read_json, read_json_lines, write_text
 from common.jobs import Cell, cell_folder
 from scripts.experiment import ROOT, command, load, number_and_changes, settings
@@ -40,11 +40,19 @@ def main(arguments: list[str], root: Path = ROOT / "export") -> int:
         have = ", ".join(cell.name for cell in trained) or "none"
         wanted = f"{picked.get('arm', 'any arm')} with seed {seed}"
         print(f"No trained model of {wanted} in {run_folder(chosen)}; there are: {have}.", file=sys.stderr)
-        print(f"`{command(number, chosen)}` trains them.", file=sys.stderr)
+        print(f"`{command(number, chosen)}` trains them.{elsewhere(number, chosen)}", file=sys.stderr)
         return 1
     for cell in cells:
         print(export(number, chosen, cell, root / number / cell.name))
     return 0
+
+
+def elsewhere(number: str, chosen: Common) -> str:
+    """A sentence that names the other scales at which models of this study lie ready; empty when there are none."""
+    own = run_folder(chosen)
+    others = (scale for scale in scales(number) if scale != chosen.scale)
+    found = [scale for scale in others if trained_cells(own.parents[2] / scale / own.parent.name / own.name)]
+    return f" Models lie ready with SCALE={' and SCALE='.join(found)}." if found else ""
 
 
 def trained_cells(folder: Path) -> list[Cell]:

@@ -61,6 +61,8 @@ def run(root: Path, chosen: dict[str, str]) -> int:
     differing = []
     for experiment in experiments:
         if chosen["experiment"] in ("all", experiment.claims.experiment):
+            if checking:
+                print(f"{experiment.claims.experiment}: comparing its reports with its records", flush=True)
             differing += run_experiment(experiment, results, checking)
     texts = generated(root, results)
     for experiment in experiments:

@@ -163,10 +163,10 @@ def state_bytes(cluster: Cluster) -> float:
 
 def sampling_memory(cluster: Cluster, algo: AlgoConfig) -> dict[str, float]:
     """GiB per GPU while vLLM samples, by part."""
-    models = 2 if algo.name == "ppo" else 1
-    waiting = 0.0 if cluster.offload else models * state_bytes(cluster) / cluster.gpus / GIB
+    models = ["policy", "critic"] if algo.name == "ppo" else ["policy"]
+    waiting = 0.0 if cluster.offload else len(models) * state_bytes(cluster) / cluster.gpus / GIB
     vllm = cluster.sampler_memory * cluster.gpu_memory_gib
-    return {"policy and critic, waiting": waiting, "vLLM: weights and cache": vllm, "context and buffers": FIXED_GIB}
+    return {f"{' and '.join(models)}, waiting": waiting, "vLLM: weights and cache": vllm, "context and buffers": FIXED_GIB}
 
 
 def cached_tokens(cluster: Cluster) -> int:

@@ -106,11 +106,14 @@ def report_block(root: Path, results: Path, experiment: Experiment) -> str:
     if not (folder / "provenance.json").is_file():
         return f"No result at {COMMITTED_SCALE} scale yet: `make exp-{experiment.claims.experiment}`."
     result = load(folder, experiment.claims)
-    claims = [(f.claim.sentence, f.claim.book, finding_text(f, result.claims), f.verdict) for f in result.findings]
+    claims = [
+        (str(place), f.claim.sentence, f.claim.book, finding_text(f, result.claims), f.verdict)
+        for place, f in enumerate(result.findings, 1)
+    ]
     link = Path("../..") / (folder / "report.md").relative_to(root)
     parts = [f"Scale {result.scale}, [full report]({link}). Claims: {_counts(result)}.".rstrip(), ""]
     if claims:
-        parts += [Table(("claim", "book", "ours (95 % interval)", "verdict"), claims).markdown, ""]
+        parts += [Table(("no.", "claim", "book", "ours (95 % interval)", "verdict"), claims).markdown, ""]
     return "\n".join([*parts, main_table(result).markdown])
 
 

@@ -51,11 +51,19 @@ def measured(records: Sequence[Record], point: Point, claims: Claims, provenance
     if found is None:
         return f"{NOT_AVAILABLE} (0 of {plural(total, 'seed')}; {'; '.join(notes)})" if notes else "not run"
     if not notes:
-        return f"{interval(found, unit)}, {basis(found)}"
+        return f"{interval(found, unit)}, {basis(found)}{trials(rows) if not found.items else ''}"
     if failed and unit == "rate":
         notes.append(f"{number(found.mean * have / (have + failed), unit)} with failures as 0")
     items = f", {plural(found.items, 'item')}" if found.items else ""
     return f"{interval(found, unit)} over {have} of {plural(total, 'seed')} ({'; '.join(notes)}){items}"
+
+
+def trials(rows: Sequence[Record]) -> str:
+    """How many trials stand behind each seed's number, where a seed has more than one."""
+    counts = [row["n"] for row in rows]
+    if max(counts) <= 1:
+        return ""
+    return f", n {min(counts):,}" + (f" to {max(counts):,}" if max(counts) > min(counts) else "")
 
 
 def finding_text(finding: Finding, claims: Claims) -> str:
@@ -93,11 +101,12 @@ def _place(point: Point, claims: Claims) -> str:
 
 
 def claims_table(findings: Sequence[Finding], claims: Claims) -> Table:
-    header = ("claim", "book", "source", "test", "ours (95 % interval)", "verdict")
+    """Every claim with its test and verdict; the result table names the claims by their numbers here."""
+    header = ("no.", "claim", "book", "source", "test", "ours (95 % interval)", "verdict")
     rows = []
-    for finding in findings:
+    for place, finding in enumerate(findings, 1):
         claim, ours = finding.claim, finding_text(finding, claims)
-        rows.append((claim.sentence, claim.book, claim.source, requirement(finding, claims), ours, finding.verdict))
+        rows.append((str(place), claim.sentence, claim.book, claim.source, requirement(finding, claims), ours, finding.verdict))
     return Table(header, rows)
 
 
@@ -110,7 +119,7 @@ def main_table(
     base: tuple[Sequence[Record], Provenance] | None = None,
 ) -> Table:
     """The result table: the rows named in claims.yaml, then each final metric of the records that no row names."""
-    verdicts = {finding.claim.id: finding.verdict for finding in findings}
+    verdicts = {finding.claim.id: f"{finding.verdict} (claim {place})" for place, finding in enumerate(findings, 1)}
     rows = [row for row in claims.table if row.study == study] or _all_rows(records)
     header = ["variant", "metric", "ours (95 % interval, n)", "book", "source", "verdict"]
     if base is not None:

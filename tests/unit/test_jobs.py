@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 import torch
 
-from common.jobs import Cell, Job, cell_folder, complete_cell, is_done, mark_done, run_jobs
+from common.jobs import Cell, Job, Worker, cell_folder, complete_cell, is_done, mark_done, run_jobs, time_left
 from common.live import LiveLine
 from common.workers import prepare_libraries
 
@@ -231,3 +231,12 @@ def test_e09_eight_processes_run_a_cell_once(tmp_path):
         process.join()
     assert [process.exitcode for process in processes] == [0] * 8
     assert len((tmp_path / "cell" / "runs.jsonl").read_text().splitlines()) == 1
+
+
+def test_the_time_left_goes_by_the_kind_of_job_and_waits_until_each_kind_is_known():
+    stages, cells = [Job("a", "m:stage", {})], [Job(f"c{index}", "m:cell", {}) for index in range(4)]
+    half = Worker(None, None, job=cells[0], progress=0.5)
+    assert time_left([*stages, *cells[1:]], [half], {"m:stage": [300.0]}, workers=2) is None
+    known = {"m:stage": [300.0, 20.0], "m:cell": [50.0, 70.0]}
+    assert time_left([*stages, *cells[1:]], [half], known, workers=2) == (160 + 3 * 60 + 30) / 2
+    assert time_left([], [], {}, workers=2) == 0

@@ -97,7 +97,7 @@ def test_the_command_builds_everything_and_then_finds_it_unchanged(checkout, cap
     assert "<em>records</em> &lt;b&gt;" in (laptop / "report.html").read_text()
     capsys.readouterr()
     assert report.run(checkout, report.parse(["check=true", "experiment=7-99"])) == 0
-    assert capsys.readouterr().out == "All reports match their records.\n"
+    assert capsys.readouterr().out == "7-99: comparing its reports with its records\nAll reports match their records.\n"
 
 
 @pytest.mark.parametrize("name", ["results/README.md", "results/7-99/laptop/report.html", "README.md", "docs/metrics.md"])

@@ -148,6 +148,9 @@ def test_export(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert export.main([*words, "arm=sft_one"], target) == 1
     assert "there are: grpo-seed100, grpo-seed101, ppo-seed100." in capsys.readouterr().err
     assert export.main([*words, "seed=last"], target) == 2
+    capsys.readouterr()
+    assert export.main(["7-11", f"runs_dir={runs}"], target) == 1
+    assert "`make exp-7-11` trains them. Models lie ready with SCALE=smoke." in capsys.readouterr().err
 
 
 def test_the_model_card_is_filled(tmp_path: Path) -> None:
