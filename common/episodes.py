@@ -83,6 +83,7 @@ def run_episodes(
     samples up to ``max_new_tokens`` tokens. The episode ends when the environment terminates or truncates it, after
     ``max_turns`` turns, or when the row would outgrow the model's context; an end by limit sets ``truncated``. A turn
     cut off by ``max_new_tokens`` is still given to the environment, and leaves ``truncated`` set if it was the last.
+    Where ``make_env`` has a ``step_all(envs, texts)``, it steps all environments of a turn together (slow tools side by side).
     ``batch_size``: most episodes in flight together. ``openings``: for each episode, tokens of one length (below
     ``max_new_tokens``) that its first answer begins with; they count as the policy's, with log-probability 0.0. Raises
     ValueError when the environment returns a reward that is not one number, or an info without "success" and "reason".
@@ -121,6 +122,7 @@ def _play(model, tokenizer, make_env, tasks, jobs, max_turns: int, settings: dic
         envs.append(env)
         episodes.append(episode)
     context = getattr(model.config, "max_position_embeddings", None) or 2**31
+    step_all = getattr(make_env, "step_all", _step_each)
     active, prefilled, read = list(range(len(jobs))), Prefilled(), [0] * len(jobs)
     for turn in range(max_turns):
         active = _drop_too_long(episodes, active, context, settings["max_new_tokens"])
@@ -131,12 +133,14 @@ def _play(model, tokenizer, make_env, tasks, jobs, max_turns: int, settings: dic
             completions = _sample_behind(model, prompts, openings, tokenizer.eos_token_id, settings, prefilled)
         else:
             completions = sample(model, prompts, stop_ids=[tokenizer.eos_token_id], prefilled=prefilled, **settings)
+        texts = [tokenizer.decode(completion.ids, skip_special_tokens=True) for completion in completions]
+        replies = step_all([envs[row] for row in active], texts)
         going = []
-        for row, completion in zip(active, completions, strict=True):
+        for row, completion, text, reply in zip(active, completions, texts, replies, strict=True):
             if turn > 0:
                 episodes[row].tokens_forward += len(episodes[row].ids) - read[row]
             read[row] = len(episodes[row].ids)
-            observation = _step(episodes[row], envs[row], completion, tokenizer, turn, last=turn + 1 == max_turns)
+            observation = _take(episodes[row], envs[row], completion, text, reply, turn, last=turn + 1 == max_turns)
             if observation is not None:
                 episodes[row].append(encode_reply(observation, completion.finished), None, -1)
                 going.append(row)
@@ -179,12 +183,17 @@ def _drop_too_long(episodes: list[Episode], active: list[int], context: int, max
     return kept
 
 
-def _step(episode: Episode, env: gymnasium.Env, completion: Completion, tokenizer, turn: int, last: bool) -> str | None:
-    """Gives one answer to the environment; its reply when the episode goes on, else None."""
+def _step_each(envs: Sequence[gymnasium.Env], texts: Sequence[str]) -> list[tuple]:
+    return [env.step(text) for env, text in zip(envs, texts, strict=True)]
+
+
+def _take(
+    episode: Episode, env: gymnasium.Env, completion: Completion, text: str, reply: tuple, turn: int, last: bool
+) -> str | None:
+    """Takes what the environment said to one answer; the observation when the episode goes on, else None."""
     episode.append(completion.ids, completion.logps, turn)
     episode.tokens_forward += len(completion.ids)
-    text = tokenizer.decode(completion.ids, skip_special_tokens=True)
-    observation, reward, terminated, truncated, info = env.step(text)
+    observation, reward, terminated, truncated, info = reply
     value = _checked_reward(env, reward)
     episode.texts.append(text)
     episode.turn_rewards.append(value)

@@ -155,6 +155,29 @@ def test_g08_each_row_gets_its_own_task_and_keeps_its_place(monkeypatch):
     assert tasks == [{"word": word} for word in WORDS[:5]]  # the environment empties the options it is given
 
 
+class Together:
+    """Makes tasks and steps all that are under way at once; keeps how many."""
+
+    def __init__(self):
+        self.steps = []
+
+    def __call__(self):
+        return EchoTask()
+
+    def step_all(self, envs, texts):
+        self.steps.append(list(texts))
+        return [env.step(text) for env, text in zip(envs, texts, strict=True)]
+
+
+def test_environments_that_step_together_give_the_episodes_of_those_that_step_alone(monkeypatch):
+    scripted(monkeypatch, lambda prompt, row: [prompt[-1], EOS] if len(prompt) > 5 else [*ids_of("w1 "), EOS])
+    tasks = [{"word": word, "rounds": 3} for word in ("w1 ", "w5 ", "w6 ")]
+    together = Together()
+    both = [run_episodes(tiny_model(), TOKENIZER, make, tasks, max_turns=3) for make in (EchoTask, together)]
+    assert both[0] == both[1]
+    assert together.steps == [["w1 "] * 3, ["w5 ", "w6 "]]  # the first one is solved at once and takes no further turn
+
+
 def test_g05_infos_are_copies(monkeypatch):
     scripted(monkeypatch, lambda prompt, row: [*ids_of("w1 "), EOS])
     (episode,) = run_episodes(tiny_model(), TOKENIZER, EchoTask, [{"word": "w5 ", "rounds": 3}], max_turns=3)
