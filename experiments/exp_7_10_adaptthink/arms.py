@@ -53,7 +53,8 @@ class Arm:
 
     def task_at(self) -> Callable[[int, int], list[dict]]:
         """(step, n) -> the tasks of a step."""
-        pool = self.family.pool(self.seed)
+        levels = self.branch.levels
+        pool = [task for task in self.family.pool(self.seed) if not levels or task["level"] in levels]
         return lambda step, count: self.family.batch(pool, self.seed, step, count)
 
     def where(self, spent: Meter) -> dict[str, Any]:
@@ -72,6 +73,11 @@ class Arm:
             "evaluate": evaluate,
             "evaluate_every_flops": max(left, 1.0) / points,
         }
+
+
+def trains(method: str) -> bool:
+    """Whether the method changes the model."""
+    return method not in ("none", "routed")
 
 
 def train(arm: Arm) -> Meter:
@@ -127,25 +133,35 @@ def shorten(arm: Arm) -> Meter:
     return train_grpo(arm.model, arm.tokenizer, make_env, arm.task_at(), arm.config, **arm.where(spent))
 
 
-def route(arm: Arm) -> Meter:
-    """DPO on the first token alone: NoThinking over thinking on the levels where a classifier says that it suffices.
+def easy_levels(arm: Arm) -> tuple[dict[Any, bool], Meter]:
+    """A classifier that knows a task's level: does NoThinking suffice there? And what the start's scores cost.
 
-    The classifier knows a task's level and the start's scores in both modes on the training tasks: NoThinking where it
-    costs less than router_delta.
+    It does where it costs the start less than router_delta on the training tasks, mean score with thinking less without.
     """
     (think, cost), (nothink, more) = (rates_by_task(arm.rates[mode]) for mode in ("think", "nothink"))
-    pool = arm.family.pool(arm.seed)
     gaps: dict[Any, list[float]] = defaultdict(list)
-    for task in pool:
+    for task in arm.family.pool(arm.seed):
         gaps[task["level"]].append(think(task) - nothink(task))
-    suffices = {level: sum(found) / len(found) < arm.settings.router_delta for level, found in gaps.items()}
     for level, found in gaps.items():
         arm.log.record(split=f"gap/{level}", metric="gap", value=sum(found) / len(found), n=len(found), step=0, final=True)
     spent = Meter(parameter_count(arm.model))
     spent.add_forward(cost + more)
-    pairs = mode_pairs(arm, pool, suffices)
+    return {level: sum(found) / len(found) < arm.branch.router_delta for level, found in gaps.items()}, spent
+
+
+def route(arm: Arm) -> Meter:
+    """The start itself behind a router: NoThinking on easy levels, thinking on all others, those never scored among them."""
+    easy, spent = easy_levels(arm)
+    arm.evaluator.mode_of = lambda task: "nothink" if easy.get(task["level"]) else "think"
+    return spent
+
+
+def teach_router(arm: Arm) -> Meter:
+    """DPO on the first token alone: NoThinking over thinking on easy levels, thinking over NoThinking on the others."""
+    easy, spent = easy_levels(arm)
+    pairs = mode_pairs(arm, arm.family.pool(arm.seed), easy)
     meter = train_dpo(arm.model, arm.tokenizer, pairs, arm.config, **arm.where(spent))
-    meter.add_forward(cost + more)
+    meter.add_forward(spent.tokens_forward)
     return meter
 
 
@@ -163,4 +179,10 @@ def mode_pairs(arm: Arm, pool: list[dict], suffices: dict[Any, bool]) -> list[Pa
     return pairs
 
 
-METHODS: dict[str, Callable[[Arm], Meter]] = {"none": stay, "adaptthink": adapt, "grpo": shorten, "router": route}
+METHODS: dict[str, Callable[[Arm], Meter]] = {
+    "none": stay,
+    "adaptthink": adapt,
+    "grpo": shorten,
+    "router": teach_router,
+    "routed": route,
+}

@@ -48,7 +48,7 @@ def gold(chain: chains.Chain) -> Iterator[Case]:
 def mutations(chain: chains.Chain) -> Iterator[Case]:
     """One change to a right answer each."""
     right = str(chain.results[-1])
-    thought, wrong = chains.thought(chain), str((chain.results[-1] + 1) % (chains.LARGEST + 1))
+    thought, wrong = chains.thought(chain, chain.results), str((chain.results[-1] + 1) % (chains.LARGEST + 1))
     texts = {
         "wrong number": f"{thought}{END_THINK}So the answer is {wrong}.",
         "wrong number, no thinking": f"{END_THINK}{wrong}",

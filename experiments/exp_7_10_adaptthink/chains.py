@@ -19,7 +19,7 @@ from common.verifiers.thinking import END_THINK, THINK
 
 LARGEST = 31
 OPERANDS = (1, 2, 3, 4, 5, 6)
-ROLES = {"corpus": range(4), "train": range(4, 7), "validation": range(7, 8), "test": range(8, 10)}
+ROLES = {"corpus": range(5), "train": range(5, 7), "validation": range(7, 8), "test": range(8, 10)}
 BUCKETS = 10
 LEVELS = (1, 2, 3, 4, 5, 6)  # what post-training sees
 OOD_LEVEL = 7  # pre-trained on, never seen by the think-only start or by reinforcement learning
@@ -100,16 +100,30 @@ def prompt(chain: Chain) -> str:
     return f"{ASK}{chain.start}{''.join(f'{op}{operand}' for op, operand in chain.steps)}{STOP}"
 
 
-def thought(chain: Chain) -> str:
+def careless(stream: random.Random, chain: Chain, slips: float) -> list[int]:
+    """The numbers that a careless hand writes: a share `slips` of the steps ends one too high, the next goes on from there.
+
+    The right ones where a slip would leave the range.
+    """
+    numbers = [chain.start]
+    for op, operand in chain.steps:
+        numbers.append(apply(numbers[-1], op, operand) + (stream.random() < slips))
+    return numbers[1:] if max(numbers) <= LARGEST else chain.results
+
+
+def thought(chain: Chain, results: list[int]) -> str:
     """The written steps: 7+3=10-2=8."""
-    steps = zip(chain.steps, chain.results, strict=True)
+    steps = zip(chain.steps, results, strict=True)
     return f"{chain.start}{''.join(f'{op}{operand}={result}' for (op, operand), result in steps)}"
 
 
-def answer(chain: Chain, tokens: int, think: bool) -> str:
-    """The completion behind <think>; `tokens`: a key of ANSWERS, the length of the NoThinking completion."""
-    before, behind = ANSWERS[tokens]
-    return f"{thought(chain) if think else ''}{END_THINK}{''.join(before)}{chain.results[-1]}{''.join(behind)}"
+def answer(chain: Chain, tokens: int, think: bool, results: list[int] | None = None) -> str:
+    """The completion behind <think>; `tokens`: a key of ANSWERS, the length of the NoThinking completion.
+
+    ``results``: what is written in place of the right numbers.
+    """
+    (before, behind), written = ANSWERS[tokens], results or chain.results
+    return f"{thought(chain, written) if think else ''}{END_THINK}{''.join(before)}{written[-1]}{''.join(behind)}"
 
 
 def worked_length(chain: Chain, tokens: int) -> int:

@@ -30,9 +30,11 @@ def build_tokenizer() -> PreTrainedTokenizerFast:
     return tokenizer
 
 
-def row(encode: PhraseEncoder, chain: chains.Chain, tokens: int, think: bool, forced: bool = False):
+def row(
+    encode: PhraseEncoder, chain: chains.Chain, tokens: int, think: bool, forced: bool = False, results: list[int] | None = None
+):
     """(ids, mask) of a prompt and its completion; `forced` gives the first token of the completion, and does not teach it."""
-    ids, mask = encode.row(chains.prompt(chain) + THINK, chains.answer(chain, tokens, think))
+    ids, mask = encode.row(chains.prompt(chain) + THINK, chains.answer(chain, tokens, think, results))
     if forced:
         mask[mask.index(1)] = 0
     return ids, mask
@@ -43,10 +45,14 @@ class Corpus:
 
     The highest level grows from 1 to the last one over the first `growth` of the steps: longer chains are learned on top
     of shorter ones. Nobody shows the working of 7+3, so easy levels are answered directly more often than hard ones.
+    A share `slips` of the written steps is wrong.
     """
 
-    def __init__(self, encode: PhraseEncoder, seed: int, steps: int, growth: float, direct: Sequence[float]) -> None:
+    def __init__(
+        self, encode: PhraseEncoder, seed: int, steps: int, growth: float, direct: Sequence[float], slips: float
+    ) -> None:
         self.encode, self.seed, self.direct, self.grown_at = encode, seed, direct, max(1, round(growth * steps))
+        self.slips = slips
 
     def batch(self, step: int, rows: int) -> SftBatch:
         """The batch of a step: ids, attention and target mask."""
@@ -59,18 +65,23 @@ class Corpus:
     def row(self, stream: random.Random, level: int, direct: float):
         """One document."""
         chain, tokens = chains.draw(stream, level, "corpus"), stream.choice(list(chains.ANSWERS))
-        return row(self.encode, chain, tokens, think=stream.random() >= direct)
+        if stream.random() < direct:
+            return row(self.encode, chain, tokens, think=False)
+        return row(self.encode, chain, tokens, think=True, results=chains.careless(stream, chain, self.slips))
 
 
 class ThinkOnly:
     """What makes the reasoning model: it opens nearly every answer with thinking, and still answers directly when made to.
 
     A share `direct` of a level's rows shows NoThinking completions whose `</think>` is given, not taught; of the others a
-    share `skips` skips thinking on its own.
+    share `skips` skips thinking on its own. The thoughts have the corpus' `slips`.
     """
 
-    def __init__(self, encode: PhraseEncoder, seed: int, tokens: int, direct: Sequence[float], skips: float) -> None:
+    def __init__(
+        self, encode: PhraseEncoder, seed: int, tokens: int, direct: Sequence[float], skips: float, slips: float
+    ) -> None:
         self.encode, self.seed, self.tokens, self.direct, self.skips = encode, seed, tokens, direct, skips
+        self.slips = slips
 
     def batch(self, step: int, rows: int) -> SftBatch:
         """The batch of a step: ids, attention and target mask."""
@@ -81,17 +92,18 @@ class ThinkOnly:
             given = stream.random() < self.direct[place]
             think = not given and stream.random() >= self.skips
             chain = chains.draw(stream, chains.LEVELS[place], "train")
-            made.append(row(self.encode, chain, self.tokens, think, forced=given))
+            results = chains.careless(stream, chain, self.slips) if think else None
+            made.append(row(self.encode, chain, self.tokens, think, forced=given, results=results))
         return pad_rows(made, self.encode.pad)
 
 
 def training_tasks(pool: list[dict], seed: int, step: int, count: int) -> list[dict]:
     """The tasks of a step, as many of each level, without repeats within one; a longer list begins with the shorter."""
-    stream = python_random(seed, "tasks", step)
-    by_level = {level: [item for item in pool if item["level"] == level] for level in chains.LEVELS}
-    order = {level: stream.sample(range(len(items)), len(items)) for level, items in by_level.items()}
-    levels = [chains.LEVELS[i % len(chains.LEVELS)] for i in range(count)]
-    return [by_level[level][order[level][i // len(chains.LEVELS) % len(order[level])]] for i, level in enumerate(levels)]
+    stream, by_level = python_random(seed, "tasks", step), dict[int, list[dict]]()
+    for item in pool:
+        by_level.setdefault(item["level"], []).append(item)
+    order = [stream.sample(items, len(items)) for _, items in sorted(by_level.items())]
+    return [(items := order[i % len(order)])[i // len(order) % len(items)] for i in range(count)]
 
 
 def pool(seed: int, count: int) -> list[dict]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from common.episodes import Episode
@@ -19,24 +19,42 @@ ITEM_METRICS = ("success", "saving")  # recorded with one number per item, for i
 
 
 class Evaluator:
-    """Plays the evaluation tasks of a cell and writes its records; every arm sees the same tasks and random numbers."""
+    """Plays the evaluation tasks of a cell and writes its records; every arm sees the same tasks and random numbers.
+
+    ``mode_of``: the mode in which the arm answers a task; a router sets its own.
+    """
 
     def __init__(self, settings: Settings, family: Family, branch: Branch, tokenizer: Any, log: RunLog, seed: int) -> None:
         self.settings, self.family, self.branch = settings, family, branch
         self.tokenizer, self.log, self.seed = tokenizer, log, seed
         self.end = end_think_id(tokenizer)
         self.splits = family.splits(seed)
+        self.mode_of: Callable[[dict], str] = lambda task: branch.mode
 
-    def play(
-        self, model: Any, mode: str, samples: int, limit: int | None = None
-    ) -> dict[str, tuple[list[Episode], list[float]]]:
-        """Split -> its episodes, task-major, and P(</think>) of each task. All splits are played at once."""
-        chosen = {name: tasks[:limit] for name, tasks in self.splits.items()}
+    def play(self, model: Any, mode_of: Callable[[dict], str], samples: int, limit: int | None = None) -> Played:
+        """Split -> its episodes, task-major, and of each task the probability that it is answered without thinking.
+
+        All tasks of a mode are played at once.
+        """
+        tasks = [(name, task) for name, tasks in self.splits.items() for task in tasks[:limit]]
+        played: Played = {name: ([], []) for name in self.splits}
+        by_mode: dict[str, list[tuple[str, dict]]] = {}
+        for name, task in tasks:
+            by_mode.setdefault(mode_of(task), []).append((name, task))
+        for mode, some in by_mode.items():
+            episodes, nothink_P = self.play_mode(model, mode, [task for _, task in some], samples)
+            for place, ((name, _), nothink) in enumerate(zip(some, nothink_P, strict=True)):
+                played[name][0].extend(episodes[place * samples : (place + 1) * samples])
+                played[name][1].append(nothink)
+        return played
+
+    def play_mode(self, model: Any, mode: str, tasks: list[dict], samples: int) -> tuple[list[Episode], list[float]]:
+        """Episodes of tasks in one mode, task-major, and each task's probability of NoThinking: exact, 0 or 1 where forced."""
         episodes, nothink_P = play_modes(
             model,
             self.tokenizer,
             self.family.make_env,
-            [task for tasks in chosen.values() for task in tasks],
+            tasks,
             [mode] * samples,
             end=self.end,
             generator=generator(self.seed, "evaluation", mode),
@@ -44,12 +62,7 @@ class Evaluator:
             max_new_tokens=self.settings.max_new_tokens,
             batch_size=self.settings.sample_batch,
         )
-        played, begin = {}, 0
-        for name, tasks in chosen.items():
-            end = begin + len(tasks)
-            played[name] = (episodes[begin * samples : end * samples], nothink_P[begin:end].tolist())
-            begin = end
-        return played
+        return episodes, nothink_P.tolist() if mode == "free" else [float(mode == "nothink")] * len(tasks)
 
     def curve(self, model: Any, percent: int) -> None:
         """A point of the learning curve: P(</think>) of each split, and of the trained levels together success and length too.
@@ -57,7 +70,7 @@ class Evaluator:
         Steps are percent of the arm's compute.
         """
         config, pooled = self.settings.evaluation, dict[str, list[float]]()
-        played = self.play(model, self.branch.mode, config.curve_samples, config.curve_items)
+        played = self.play(model, self.mode_of, config.curve_samples, config.curve_items)
         for split, (episodes, nothink) in played.items():
             values = self.values(episodes)
             found = {name: mean(values[name]) for name in ("success", "length")} | {"nothink_p": mean(nothink)}
@@ -90,8 +103,8 @@ class Evaluator:
         """The numbers of the report for each split and for all trained levels together, and rollouts to read."""
         config = self.settings.evaluation
         pooled: list[dict[str, list[float]]] = []
-        forced = {mode: self.play(model, mode, config.forced_samples) for mode in ("think", "nothink")}
-        for split, (episodes, nothink) in self.play(model, self.branch.mode, config.samples).items():
+        forced = {mode: self.play(model, lambda _, mode=mode: mode, config.forced_samples) for mode in ("think", "nothink")}
+        for split, (episodes, nothink) in self.play(model, self.mode_of, config.samples).items():
             values = self.values(episodes) | {"nothink_p": [p for p in nothink for _ in range(config.samples)]}
             self.record_all(split, values, config.samples)
             in_mode = {}

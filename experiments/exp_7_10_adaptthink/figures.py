@@ -9,7 +9,7 @@ from common.claims import load_claims
 from common.records import Point, Record, ordered, sample_at
 from common.report.figures import COLOURS, LINES, MARKERS, canvas, curve, series
 from common.report.text import NOT_AVAILABLE, interval, number
-from common.statistics import Estimate, estimate
+from common.statistics import Estimate, Sample, difference, estimate
 from experiments.exp_7_10_adaptthink import chains
 
 CLAIMS = load_claims(Path(__file__).with_name("claims.yaml"))
@@ -17,11 +17,15 @@ LABELS = CLAIMS.labels
 LEVELS = {f"level{level}": f"{level} steps" if level > 1 else "1 step" for level in chains.LEVELS} | {
     "ood": f"{chains.OOD_LEVEL} steps, never trained on"
 }
-ROUTED_BELOW = 0.1  # router_delta
 AXIS = "compute of the arm's own training, percent"
 RATIO_ARMS = ("adaptthink", "token", "uncorrected", "no_forcing")
-DELTA_ARMS = ("delta_0", "delta_005", "adaptthink", "delta_02")
-# Arms where the clip alone decides where P(</think>) comes to rest: arm -> (ratio, tokens of a NoThinking answer, which end).
+DELTA_ARMS = ("delta_0", "adaptthink", "delta_01", "delta_02")
+DELTAS = {
+    "delta_0": 0.0, "adaptthink": 0.05, "delta_01": 0.1, "delta_02": 0.2, "token": 0.05, "routed_0": 0.0, "routed": 0.05,
+    "routed_02": 0.2,
+}  # fmt: skip
+# Arms trained on one level, where the clip alone decides where P(</think>) comes to rest: arm -> (ratio, tokens of a NoThinking
+# answer, which end).
 BOUNDED = {
     "floor_token": ("token", 8, "floor"),
     "floor_t3": ("sequence", 3, "floor"),
@@ -30,6 +34,7 @@ BOUNDED = {
     "ceiling_t3": ("sequence", 3, "ceiling"),
     "ceiling_t8": ("sequence", 8, "ceiling"),
 }
+BOUND_SPLITS = {"floor": "level6", "ceiling": "level1"}  # the level that they train on: NoThinking does not pay, or pays
 
 
 def found(records: list[Record], arm: str, metric: str, split: str) -> Estimate | None:
@@ -116,7 +121,7 @@ def bound_curves(records: list[Record], arms: list[str], path: Path) -> str:
     with canvas(path, "Probability of NoThinking where the advantage has one sign; dotted: predicted bounds",
                 height=4.0) as (figure, axes):  # fmt: skip
         for index, arm in enumerate(arms):
-            xs, estimates = series(records, arm, "id", "nothink_p", unit="rate")
+            xs, estimates = series(records, arm, BOUND_SPLITS[BOUNDED[arm][2]], "nothink_p", unit="rate")
             colour = COLOURS[index % len(COLOURS)]
             axes.plot(xs, [100 * e.mean for e in estimates], color=colour, label=LABELS.get(arm, arm))
             axes.axhline(100 * predicted(arm), color=colour, linestyle=":", linewidth=1.0)
@@ -131,7 +136,7 @@ def sections(records: list[Record]) -> dict[str, str]:
     return {
         "Thinking against NoThinking": forced_table(records),
         "By level after training": level_table(records),
-        "The mode chosen by level": routed_table(records),
+        "Where the change of success comes from": change_table(records),
         "Where the clip holds the share": bound_table(records),
         "History of the published run": HISTORY,
     }
@@ -173,49 +178,70 @@ def level_table(records: list[Record]) -> str:
     return "\n".join(lines)
 
 
-def routed_table(records: list[Record]) -> str:
-    """Both modes of an arm, forced, each level's mode chosen as the router's classifier does, untrained."""
-    gaps = {level: found(records, "router", "gap", f"gap/{level}") for level in chains.LEVELS}
-    if not all(gaps.values()):
-        return "The arm `router` was not run."
-    skipped = [level for level, gap in gaps.items() if gap and gap.mean < ROUTED_BELOW]
-    lines = ["| modes of | success | tokens | success of the arm itself | its tokens |", "| --- | --- | --- | --- | --- |"]
-    for arm in ("start", "adaptthink", "token", "delta_005", "delta_02"):
-        cells = []
-        for name in ("success", "length"):
-            chosen = [
-                found(records, arm, f"{name}_{'nothink' if level in skipped else 'think'}", f"level{level}")
-                for level in chains.LEVELS
-            ]
-            known = [e.mean for e in chosen if e]
-            unit = "rate" if name == "success" else "tokens"
-            cells.append(number(sum(known) / len(known), unit) if len(known) == len(chosen) else NOT_AVAILABLE)
-        own = [text(found(records, arm, name, "id"), unit) for name, unit in (("success", "rate"), ("length", "tokens"))]
-        lines.append(f"| {LABELS.get(arm, arm)} | {' | '.join([*cells, *own])} |")
-    where = ", ".join(map(str, skipped)) or "none"
-    return "\n".join(
-        [f"NoThinking on the levels where it costs the start less than 10 points on training tasks: {where}.", "", *lines]
-    )
+def change_table(records: list[Record]) -> str:
+    """Success less the start's, split into what skipping costs and what each mode gained."""
+    lines = [f"{CHANGE_TEXT}\n\n| arm | {' | '.join([*PARTS, 'sum', 'measured'])} |", "| --- |" + " --- |" * (len(PARTS) + 2)]
+    for arm in (arm for arm in DELTAS if arm in ordered(records, "arm")):
+        parts = change_parts(records, arm)
+        whole = difference(*(sample_at(records, Point(name, "success", "id")) for name in (arm, "start")))
+        if not parts or whole is None:
+            continue
+        sums = {seed: sum(part[seed] for part in parts.values()) for seed in parts[next(iter(parts))]}
+        cells = [estimate(Sample(part)) for part in [*parts.values(), sums]]
+        shown = [interval(e, "rate", difference=True) if e else NOT_AVAILABLE for e in [*cells, whole]]
+        lines.append(f"| {LABELS.get(arm, arm)} | {' | '.join(shown)} |")
+    return "\n".join(lines)
+
+
+def change_parts(records: list[Record], arm: str) -> dict[str, dict[int, float]]:
+    """Part -> seed -> its share of the change, mean over levels.
+
+    With p the probability of NoThinking, t and n the success of either mode, of the start t0 and n0, the change is
+    p n + (1-p) t - t0 = p (n0 - t0) + (1-p) (t - t0) + p (n - n0) on each level.
+    """
+
+    def values(of: str, metric: str, level: int) -> dict[int, float]:
+        return dict(sample_at(records, Point(of, metric, f"level{level}")).values)
+
+    parts: dict[str, dict[int, float]] = {name: {} for name in PARTS}
+    for level in chains.LEVELS:
+        p, t, n = (values(arm, metric, level) for metric in ("nothink_p", "success_think", "success_nothink"))
+        t0, n0 = (values("start", metric, level) for metric in ("success_think", "success_nothink"))
+        for seed in sorted(p.keys() & t.keys() & n.keys() & t0.keys() & n0.keys()):
+            costs = t0[seed] - n0[seed]
+            cheap = costs < DELTAS[arm]
+            for name, part in zip(PARTS, (
+                -p[seed] * costs * cheap, -p[seed] * costs * (not cheap), (1 - p[seed]) * (t[seed] - t0[seed]),
+                p[seed] * (n[seed] - n0[seed]),
+            ), strict=True):  # fmt: skip
+                parts[name][seed] = parts[name].get(seed, 0.0) + part / len(chains.LEVELS)
+    return parts if parts[PARTS[0]] else {}
 
 
 def bound_table(records: list[Record]) -> str:
     """Predicted and measured resting places of P(</think>)."""
-    splits = {"id": "trained levels", "level1": "1 step", "level4": "4 steps", "level6": "6 steps"}
-    lines = [f"| arm | bound | predicted | {' | '.join(splits.values())} |", "| --- |" + " --- |" * (2 + len(splits))]
+    lines = ["| arm | trained on | bound | predicted | at the start | at the end |", "| --- |" + " --- |" * 5]
     for arm, (_, _, end) in BOUNDED.items():
-        measured = [found(records, arm, "nothink_p", split) for split in splits]
-        shown = " | ".join(interval(e, "rate") if e else NOT_AVAILABLE for e in measured)
-        lines.append(f"| {LABELS.get(arm, arm)} | {end} | {number(predicted(arm), 'rate')} | {shown} |")
+        split = BOUND_SPLITS[end]
+        begin = estimate(sample_at(records, Point(arm, "nothink_p", split, 0)), rate=True)
+        shown = [interval(e, "rate") if e else NOT_AVAILABLE for e in (begin, found(records, arm, "nothink_p", split))]
+        lines.append(
+            f"| {LABELS.get(arm, arm)} | {LEVELS[split]} | {end} | {number(predicted(arm), 'rate')} | {' | '.join(shown)} |"
+        )
     return "\n".join([*lines, "", BOUNDS_TEXT])
 
 
+PARTS = ("skipping where it costs less than delta", "skipping elsewhere", "better thinking", "better NoThinking")
+CHANGE_TEXT = """\
+Success less the start's, on the trained levels. On each level an answer skips thinking with probability p; the start then
+loses what NoThinking costs it there, which delta pays for where that is less than delta (first column) and does not
+elsewhere (second); the rest is what training made of either mode. Costs are those of the start on the test tasks."""
 BOUNDS_TEXT = """\
-P(NoThinking) at the end. With one update per batch, all ratios are 1 but that of the first token. Below `0.5 * 0.8^T` a
-NoThinking answer of T tokens with a negative advantage is clipped away and one with a positive advantage is not, so the share
-rises whatever NoThinking is worth; above `0.5 * 1.2^T` it is the other way round (T = 1 for one ratio per token). The floor
-arms give NoThinking a bonus of 0.1, the ceiling arms one of 0.5. They begin from a start that skips thinking in some 30 % of
-its answers. The claims speak of all trained levels; on the first three NoThinking costs less than 0.1 and so pays in the
-floor arms too. The columns by level were added after the run: a floor shows on the levels of 4 to 6 steps."""
+P(NoThinking). With one update per batch, all ratios are 1 but that of the first token. Below `0.5 * 0.8^T` a NoThinking answer
+of T tokens with a negative advantage is clipped away and one with a positive advantage is not, so the share rises whatever
+NoThinking is worth; above `0.5 * 1.2^T` it is the other way round (T = 1 for one ratio per token). The floor arms train on the
+longest chains alone with a bonus of 0.1, the ceiling arms on single steps alone with one of 0.5, all from a start that skips
+thinking in some 30 % of its answers."""
 HISTORY = """\
 The chapter's figures are those of one run at step 300 of 3,140 planned ones: MATH500 81.0 to 81.8 % accuracy and 4,911 to
 1,577 tokens, GSM8K 79.7 to 81.9 % and 1,025 to 477, AIME (mean of 16) 31.5 to 31.0 % and 12,120 to 6,402; NoThinking shares

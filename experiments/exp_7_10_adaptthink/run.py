@@ -62,10 +62,10 @@ def train_and_evaluate(settings: Settings, arm: str, seed: int, start: Path, rat
     labels = {"experiment": NUMBER, "scale": settings.scale, "variant": settings.variant, "arm": arm, "seed": seed}
     with RunLog(folder, labels, tracker=settings.tracker) as log:
         model, tokenizer = load_model(start / "model", settings.device, settings.dtype)
-        if branch.method != "none":
+        if arms.trains(branch.method):
             model = add_adapter(model, settings.lora, "rl", seed)
         evaluator = Evaluator(settings, family, branch, tokenizer, log, seed)
-        if branch.method != "none":
+        if arms.trains(branch.method):
             evaluator.curve(model, 0)
         meter = arms.train(arms.Arm(arm, settings, family, model, tokenizer, seed, folder, log, evaluator, rates))
         save_model(model, tokenizer, folder / "model")

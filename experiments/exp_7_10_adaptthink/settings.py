@@ -12,14 +12,15 @@ from common.schema import ConfigError, build, one_of, within
 from common.sft import SftConfig
 from experiments.exp_7_10_adaptthink import chains
 
-METHODS = ("none", "adaptthink", "grpo", "router")
+METHODS = ("none", "adaptthink", "grpo", "router", "routed")
 
 
 @dataclass(frozen=True)
 class Branch:
     """What an arm does after the start. ``mode``: how it answers when measured. ``answer_tokens``: of a NoThinking answer.
 
-    ``skips``: how often its start skips thinking, in place of start_skips.
+    ``skips``: how often its start skips thinking, in place of start_skips. ``levels``: trains on these alone. ``router_delta``:
+    a router skips thinking on levels where that costs the start less.
 
     ``changes``: keys of the method's own configuration. ``lr`` stands apart because validation chooses it. ``budget``:
     multiple of branch_flops.
@@ -30,6 +31,8 @@ class Branch:
     mode: str = "free"
     answer_tokens: int = 8
     skips: float | None = None
+    levels: list[int] = field(default_factory=list)
+    router_delta: float = 0.05
     lr: float | None = None
     changes: dict[str, Any] = field(default_factory=dict)
     budget: float = 1.0
@@ -74,6 +77,7 @@ class Settings(Common):
     pretraining_steps: int
     pretraining_growth: float
     pretraining_direct: list[float]
+    pretraining_slips: float
     start: SftConfig
     start_steps: int
     start_skips: float
@@ -85,7 +89,6 @@ class Settings(Common):
     branch_flops: float
     adaptthink: dict[str, Any]
     length_penalty: float
-    router_delta: float
     evaluation: EvaluationConfig
     branches: dict[str, Branch]
 
@@ -97,7 +100,7 @@ class Settings(Common):
             within(key, getattr(self, key), 1)
         within("temperature", self.temperature, 0, above=True)
         within("branch_flops", self.branch_flops, 0, above=True)
-        for key in ("pretraining_growth", "start_skips", "length_penalty", "router_delta"):
+        for key in ("pretraining_growth", "pretraining_slips", "start_skips", "length_penalty"):
             within(key, getattr(self, key), 0, 1)
         if len(self.pretraining_direct) != len(chains.CORPUS_LEVELS):
             raise ConfigError(
@@ -120,6 +123,9 @@ class Settings(Common):
             one_of(f"branches.{name}.mode", branch.mode, MODES)
             one_of(f"branches.{name}.answer_tokens", branch.answer_tokens, chains.ANSWERS)
             within(f"branches.{name}.budget", branch.budget, 0, above=True)
+            within(f"branches.{name}.router_delta", branch.router_delta, 0, 1)
+            for level in branch.levels:
+                one_of(f"branches.{name}.levels", level, chains.LEVELS)
             self.arm_config(name)
         for arm in self.arms or []:
             one_of("arms", arm, self.branches)
@@ -134,9 +140,9 @@ class Settings(Common):
         lr = {} if branch.lr is None else {"lr": learning_rate(branch.lr, self.lora)}
         sampling = {key: getattr(self, key) for key in ("max_new_tokens", "sample_batch", "temperature")}
         shared = {**sampling, **self.adaptthink}
-        if branch.method == "none":
+        if branch.method in ("none", "routed"):
             if branch.changes:
-                raise ConfigError(f"{where}: method=none has no keys to change.")
+                raise ConfigError(f"{where}: method={branch.method} has no keys to change.")
             return None
         if branch.method == "adaptthink":
             return build(AdaptThinkConfig, {**shared, **lr, **self.typed(AdaptThinkConfig, name), **branch.changes}, where)

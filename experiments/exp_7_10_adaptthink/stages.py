@@ -28,6 +28,7 @@ JUDGES = [HERE + name for name in ("chains", "data", "env", "families", "problem
 
 def base_stage(settings: Settings, seed: int) -> Path:
     """The tiny decoder, pre-trained on thinking and on NoThinking documents."""
+    text = settings.pretraining_growth, settings.pretraining_direct, settings.pretraining_slips
 
     def model() -> tuple[Any, Any]:
         tokenizer = data.build_tokenizer()
@@ -35,13 +36,12 @@ def base_stage(settings: Settings, seed: int) -> Path:
         return build_decoder(settings.model, tokenizer, seed, numbers), tokenizer
 
     def batches(tokenizer: Any) -> Callable[[int], SftBatch]:
-        shape = settings.pretraining_steps, settings.pretraining_growth, settings.pretraining_direct
-        corpus = data.Corpus(PhraseEncoder(tokenizer), seed, *shape)
+        corpus = data.Corpus(PhraseEncoder(tokenizer), seed, settings.pretraining_steps, *text)
         return lambda step: corpus.batch(step, settings.pretraining.batch_size)
 
     return supervised(
         "base", **places(settings), seed=seed, config=settings.pretraining, steps=settings.pretraining_steps, model=model,
-        batches=batches, key=[settings.model, settings.pretraining_growth, settings.pretraining_direct],
+        batches=batches, key=[settings.model, *text],
     )  # fmt: skip
 
 
@@ -58,16 +58,15 @@ def start_stage(settings: Settings, seed: int, tokens: int, skips: float) -> tup
         return copied, [copied]
     base = base_stage(settings, base_seed(seed, settings.bases))
 
+    text = tokens, settings.pretraining_direct, skips, settings.pretraining_slips
+
     def batches(tokenizer: Any) -> Callable[[int], SftBatch]:
-        made = data.ThinkOnly(
-            PhraseEncoder(tokenizer), base_seed(seed, settings.bases), tokens, settings.pretraining_direct, skips
-        )
+        made = data.ThinkOnly(PhraseEncoder(tokenizer), base_seed(seed, settings.bases), *text)
         return lambda step: made.batch(step, settings.start.batch_size)
 
-    key = [tokens, settings.pretraining_direct, skips]
     start = supervised(
         "start", **places(settings), seed=base_seed(seed, settings.bases), config=settings.start, steps=settings.start_steps,
-        model=lambda: load_model(base / "model"), batches=batches, key=key, inputs=[base],
+        model=lambda: load_model(base / "model"), batches=batches, key=list(text), inputs=[base],
     )  # fmt: skip
     return start, [base, start]
 
@@ -103,7 +102,8 @@ def inputs_of(settings: Settings, arm: str, seed: int) -> tuple[Path, dict[str, 
     branch = settings.branches[arm]
     skips = settings.start_skips if branch.skips is None else branch.skips
     start, built = start_stage(settings, seed, branch.answer_tokens, skips)
-    modes = {"adaptthink": ("think",), "router": ("think", "nothink")}.get(branch.method, ())
+    both = ("think", "nothink")
+    modes = {"adaptthink": both[:1], "router": both, "routed": both}.get(branch.method, ())
     rates = {mode: rates_stage(settings, start, seed, mode) for mode in modes}
     return start, rates, [*built, *rates.values()]
 

@@ -27,12 +27,12 @@ HERE = Path(__file__).parent
 FILE, README = HERE / "tuning.jsonl", HERE / "README.md"
 BLOCK = ("<!-- tuning:begin -->", "<!-- tuning:end -->")
 SEED = 0
-STEP_RATES = (3e-4, 6e-4, 1e-3)
+STEP_RATES = (1.5e-4, 3e-4, 6e-4)
 RATES = {
     **dict.fromkeys(("adaptthink", "token", "uncorrected", "no_forcing", "grpo_length"), STEP_RATES),
-    "router": (1e-4, 3e-4, 1e-3),
+    "router": (3e-5, 1e-4, 3e-4),
 }
-WORTH = 0.2  # of saving all tokens, in success: a NoThinking answer saves about half, which is worth delta = 0.1 to AdaptThink
+WORTH = 0.2  # of saving all tokens, in success; fixed before the first try
 
 
 def one_try(arm: str, lr: float | None, changes: list[str]) -> Record:

@@ -57,6 +57,33 @@ def test_a_given_end_of_thinking_is_not_taught():
     assert mask == [0] * (end + 1) + [1] * 7
 
 
+def test_a_careless_hand_goes_on_from_its_slip_and_never_out_of_range():
+    assert chains.careless(random.Random(0), CHAIN, 1.0) == [11, 10, 15]  # 7+3=11, 11-2=10, 10+4=15
+    assert chains.careless(random.Random(0), CHAIN, 0.0) == [10, 8, 12]
+    assert chains.careless(random.Random(0), chains.Chain(30, (("+", 1),)), 1.0) == [31]
+    assert chains.answer(CHAIN, 3, True, [11, 9, 13]) == "7+3=11-2=9+4=13</think>13"
+    corpus = data.Corpus(ENCODE, 3, 1, 1.0, [0.5] * 7, 0.25)
+    wrong = total = 0
+    for index in range(400):
+        ids, mask = corpus.row(random.Random(index), 1, 0.5)
+        text = TOKENIZER.decode(ids[len(mask) - sum(mask) :], skip_special_tokens=True)
+        total += "=" in text
+        wrong += "=" in text and eval_step(text) == 1
+        assert "=" in text or grade(text, chain_of_prompt(TOKENIZER.decode(ids[: len(mask) - sum(mask)]))).success
+    assert 0.15 < wrong / total < 0.35
+
+
+def eval_step(text):
+    """By how much the one step of a thought is too high."""
+    start, op, operand, result = re.match(r"(\d+)([+-])(\d)=(\d+)</think>", text).groups()
+    return int(result) - chains.apply(int(start), op, int(operand))
+
+
+def chain_of_prompt(text):
+    start, op, operand = re.search(r"Compute (\d+)([+-])(\d)\.", text).groups()
+    return chains.Chain(int(start), ((op, int(operand)),))
+
+
 def test_values_stay_in_range_and_every_role_is_disjoint():
     assert list(audit.split_holes()) == []
     stream = random.Random(0)
@@ -73,7 +100,7 @@ def test_level_one_is_counted_and_enough():
 
 
 def test_batches_are_functions_of_seed_and_step():
-    corpus = data.Corpus(ENCODE, 3, 100, 0.4, [0.5] * 7)
+    corpus = data.Corpus(ENCODE, 3, 100, 0.4, [0.5] * 7, 0.1)
     for a, b in zip(corpus.batch(50, 8), corpus.batch(50, 8)):
         assert torch.equal(a, b)
     assert not torch.equal(corpus.batch(50, 8)[0], corpus.batch(51, 8)[0])
@@ -82,7 +109,7 @@ def test_batches_are_functions_of_seed_and_step():
 
 
 def test_the_start_is_taught_thinking_alone():
-    ids, _, mask = data.ThinkOnly(ENCODE, 0, 8, [0.5] * 7, 0.0).batch(0, 64)
+    ids, _, mask = data.ThinkOnly(ENCODE, 0, 8, [0.5] * 7, 0.0, 0.0).batch(0, 64)
     end = end_think_id(TOKENIZER)
     direct = 0
     for row, targets in zip(ids.tolist(), mask.tolist()):
@@ -98,6 +125,8 @@ def test_training_tasks_hold_every_level_and_grow_at_the_end():
     assert [task["level"] for task in tasks] == [*chains.LEVELS, *chains.LEVELS]
     assert len({task["index"] for task in tasks}) == 12
     assert data.training_tasks(pool, 0, 5, 24)[:12] == tasks
+    some = data.training_tasks([task for task in pool if task["level"] == 6], 0, 5, 4)
+    assert [task["level"] for task in some] == [6] * 4 and len({task["index"] for task in some}) == 4
 
 
 # --- the grader -----------------------------------------------------------------------------------------------------
@@ -161,7 +190,9 @@ def test_the_environments_keep_gymnasiums_contract():
         ("branches.start.changes={delta: 0.1}", "no keys"),
         ("model_path=some/model", "set both or neither"),
         ("adaptthink.group_size=5", "even"),
-        ("router_delta=2", "router_delta"),
+        ("branches.router.router_delta=2", "router_delta"),
+        ("branches.floor_token.levels=[7]", "levels"),
+        ("pretraining_slips=2", "pretraining_slips"),
         ("pretraining_direct=[0.5]", "one share for each"),
         ("arms=[nobody]", "arms"),
     ],
@@ -182,6 +213,54 @@ def test_arms_differ_in_what_they_say():
         own = config.arm_config(arm)
         assert (own.ratio, config.branches[arm].answer_tokens) == (ratio, tokens)
         assert own.delta == (0.1 if end == "floor" else 0.5)
+        assert [f"level{level}" for level in config.branches[arm].levels] == [figures.BOUND_SPLITS[end]]
+    for arm, delta in figures.DELTAS.items():
+        branch = config.branches[arm]
+        assert delta == (branch.router_delta if branch.method == "routed" else config.arm_config(arm).delta), arm
+
+
+def test_a_router_skips_where_it_costs_the_start_less_than_its_delta(monkeypatch):
+    """Costs of 4 points on single steps, 30 on two: the first is skipped; levels never scored are thought about."""
+    pool = data.pool(0, 2)
+    scores = {"think": 0.95, "nothink": lambda task: 0.95 - {1: 0.04, 2: 0.3}.get(task["level"], 0.5)}
+    found = {"think": (lambda task: 0.95, 40), "nothink": (scores["nothink"], 2)}
+    monkeypatch.setattr(arms, "rates_by_task", lambda stage: found[stage])
+    config, notes = settings(), Notes()
+    model = type("M", (), {"parameters": lambda self: [torch.zeros(5)]})()
+    family, evaluator = families.family_of(config)._replace(pool=lambda seed: pool), type("E", (), {})()
+    stages = {mode: mode for mode in found}
+    arm = arms.Arm("routed", config, family, model, TOKENIZER, 0, None, notes, evaluator, stages)
+    meter = arms.train(arm)
+    chosen = [arm.evaluator.mode_of({"level": level}) for level in (1, 2, 6, 7)]
+    assert chosen == ["nothink", "think", "think", "think"]
+    assert meter.flops == 2 * 5 * 42 and notes.value("gap/2", "gap") == pytest.approx(0.3)
+
+
+def test_the_parts_of_a_change_add_up_by_hand():
+    """Level 1 (costs 4 points, half skipped) and level 6 (costs 60, a tenth skipped), all else thought about."""
+    rows = []
+    for level in chains.LEVELS:
+        start = {"success_think": 0.9, "success_nothink": {1: 0.86, 6: 0.3}.get(level, 0.9)}
+        own = {
+            "success_think": 0.92,
+            "success_nothink": start["success_nothink"] + 0.1,
+            "nothink_p": {1: 0.5, 6: 0.1}.get(level, 0),
+        }
+        for arm, values in (("start", start), ("adaptthink", own)):
+            rows += [
+                {
+                    "arm": arm,
+                    "seed": 100,
+                    "split": f"level{level}",
+                    "metric": metric,
+                    "value": value,
+                    "final": True,
+                    "step": 100,
+                }
+                for metric, value in values.items()
+            ]
+    parts = [part[100] for part in figures.change_parts(rows, "adaptthink").values()]
+    assert parts == pytest.approx([-0.5 * 0.04 / 6, -0.1 * 0.6 / 6, 0.02 * (0.5 + 0.9 + 4) / 6, 0.1 * 0.6 / 6])
 
 
 def test_a_right_answer_earns_less_the_longer_it_is():
@@ -251,6 +330,13 @@ def test_what_is_measured_of_a_scripted_policy(monkeypatch):
     assert notes.value("id", "success_think") == 0 and notes.value("id", "success_nothink") == 1
     assert notes.value("level3", "success_when_skipping") is None and notes.value("level2", "success_when_skipping") == 1
     assert notes.value("ood", "length") == 30 and len(notes.texts) > 6
+    routed = Notes()
+    evaluator = Evaluator(config, families.family_of(config), config.branches["routed"], TOKENIZER, routed, 100)
+    evaluator.mode_of = lambda task: "nothink" if task["level"] in (1, 3) else "think"
+    evaluator.final(None)
+    assert [routed.value(f"level{level}", "nothink_p") for level in chains.LEVELS] == [1, 0, 1, 0, 0, 0]
+    assert [routed.value(f"level{level}", "length") for level in chains.LEVELS] == [8, 15, 8, 21, 24, 27]
+    assert routed.value("id", "success") == pytest.approx(2 / 6)
 
 
 # --- problems from files --------------------------------------------------------------------------------------------
