@@ -17,8 +17,8 @@ from itertools import combinations, product
 from pathlib import Path
 from typing import NamedTuple
 
-from experiments.exp_7_11_general_points import hands, prompts
-from experiments.exp_7_11_general_points.env import GeneralPoints
+from common.cards import hands, prompts
+from common.cards.env import GeneralPoints
 
 RULES = (hands.TRAINING_RULE, hands.TEST_RULE)
 MAX_SECONDS_PER_CASE = 0.5

@@ -8,6 +8,8 @@ from typing import Any
 
 from common import smollm2
 from common.backends import trl, trl_sft
+from common.cards import hands
+from common.cards.corpus import NUMBERS, PREFIXES, Corpus
 from common.checkpoints import load_model, save_model
 from common.compute import Budget, Meter
 from common.config import load_algo
@@ -23,12 +25,13 @@ from common.sft import SftBatch, pad_rows, train_sft
 from common.stages import stage
 from common.supervised import SFT_MODULES, finish_stage, stage_log, supervised
 from common.tokenizers import PhraseEncoder, number_tokens
-from experiments.exp_7_11_general_points import data, hands
+from experiments.exp_7_11_general_points import data
 from experiments.exp_7_11_general_points.evaluate import Evaluator
 from experiments.exp_7_11_general_points.settings import Branch, Settings
 
 HERE = "experiments.exp_7_11_general_points."
-SFT_CODE = [HERE + "data", HERE + "hands", HERE + "prompts", "common.lora", *SFT_MODULES]
+CARDS = [f"common.cards.{name}" for name in ("corpus", "hands", "prompts")]
+SFT_CODE = [HERE + "data", *CARDS, "common.lora", *SFT_MODULES]
 
 
 def base_stage(settings: Settings, base_seed: int, prior: str) -> Path:
@@ -37,11 +40,11 @@ def base_stage(settings: Settings, base_seed: int, prior: str) -> Path:
 
     def model() -> tuple[Any, Any]:
         tokenizer = data.build_tokenizer()
-        numbers = number_tokens(tokenizer, data.PREFIXES, data.NUMBERS)
+        numbers = number_tokens(tokenizer, PREFIXES, NUMBERS)
         return build_decoder(settings.model, tokenizer, base_seed, numbers), tokenizer
 
     def batches(tokenizer: Any) -> Callable[[int], SftBatch]:
-        texts = data.Corpus(PhraseEncoder(tokenizer), corpus, base_seed)
+        texts = Corpus(PhraseEncoder(tokenizer), corpus, base_seed)
         return lambda step: texts.batch(step, settings.pretraining.batch_size)
 
     def copy(folder: Path) -> None:

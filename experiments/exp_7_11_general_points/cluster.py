@@ -13,10 +13,11 @@ from common.algo import AlgoConfig, load_algo
 from common.backends import verl, verl_plan
 from common.backends.verl_submit import Planned, carry_out
 from common.backends.verl_worker import task_row, write_agent, write_tasks
+from common.cards import env
 from common.config import run_folder, seed_list
 from common.jobs import Cell, cell_folder
 from common.schema import ConfigError
-from experiments.exp_7_11_general_points import branches, data, env
+from experiments.exp_7_11_general_points import branches, data
 from experiments.exp_7_11_general_points.evaluate import split_hands
 from experiments.exp_7_11_general_points.settings import Branch, Settings
 

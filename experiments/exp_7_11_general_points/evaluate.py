@@ -4,13 +4,14 @@ from typing import Any
 
 import torch
 
+from common.cards import hands, prompts
+from common.cards.env import GeneralPoints
 from common.episodes import Episode, token_logprobs
 from common.evaluation import evaluate_tasks, kl_on_samples, rollout_row
 from common.runlog import RunLog
 from common.seeding import generator
 from common.tokenizers import encode_prompt
-from experiments.exp_7_11_general_points import data, hands, prompts
-from experiments.exp_7_11_general_points.env import GeneralPoints
+from experiments.exp_7_11_general_points import data
 from experiments.exp_7_11_general_points.settings import Settings
 
 FAILURES = ("no_answer", "illegal_formula", "number", "no_solution")

@@ -29,7 +29,8 @@ TITLE = "GeneralPoints (text): does RL generalise where SFT memorises?"
 CLAIMS = Path(__file__).with_name("claims.yaml")
 CODE = [
     *branches.SFT_CODE,
-    *(branches.HERE + name for name in ("branches", "env", "evaluate", "grading", "run")),
+    *(branches.HERE + name for name in ("branches", "evaluate", "run")),
+    *(f"common.cards.{name}" for name in ("env", "grading")),
     *(
         f"common.{name}"
         for name in ("advantages", "decoding", "episodes", "evaluation", "grpo", "loop", "losses", "policy", "ppo", "rollout")

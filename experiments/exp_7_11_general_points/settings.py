@@ -5,12 +5,12 @@ from typing import Any
 
 from common.backends import trl, trl_sft
 from common.backends.verl_plan import Cluster
+from common.cards.corpus import CorpusConfig
 from common.config import Common, load_algo
 from common.lora import LoraSettings
 from common.models import DecoderConfig
 from common.schema import ConfigError, build, one_of, within
 from common.sft import SftConfig
-from experiments.exp_7_11_general_points.data import CorpusConfig
 
 
 @dataclass(frozen=True)

@@ -2,11 +2,13 @@
 
 import pytest
 
+from common.cards import hands, prompts
+from common.cards.corpus import Corpus, CorpusConfig
+from common.cards.env import GeneralPoints
 from common.seeding import python_random
 from common.sft import pad_rows
 from common.tokenizers import PhraseEncoder
-from experiments.exp_7_11_general_points import data, hands, prompts
-from experiments.exp_7_11_general_points.env import GeneralPoints
+from experiments.exp_7_11_general_points import data
 
 
 @pytest.fixture(scope="module")
@@ -21,7 +23,7 @@ def encoder(tokenizer):
 
 @pytest.fixture(scope="module")
 def corpus(encoder):
-    return data.Corpus(encoder, data.CorpusConfig(), seed=7)
+    return Corpus(encoder, CorpusConfig(), seed=7)
 
 
 @pytest.fixture(scope="module")
@@ -83,16 +85,16 @@ def test_full_documents_are_answers_that_the_verifier_accepts(tokenizer, corpus)
 
 
 def test_batches_depend_on_seed_and_step_alone(encoder):
-    first, again, other = (data.Corpus(encoder, data.CorpusConfig(), seed).batch(3, 16)[0] for seed in (1, 1, 2))
+    first, again, other = (Corpus(encoder, CorpusConfig(), seed).batch(3, 16)[0] for seed in (1, 1, 2))
     assert first.tolist() == again.tolist() != other.tolist()
 
 
 def test_corpus_rows_follow_the_shares(encoder):
-    only = data.CorpusConfig(full=1.0, make4=0.0, reading=0.0, make3=0.0, facts=0.0)
-    ids, _, _ = data.Corpus(encoder, only, 0).batch(0, 8)
+    only = CorpusConfig(full=1.0, make4=0.0, reading=0.0, make3=0.0, facts=0.0)
+    ids, _, _ = Corpus(encoder, only, 0).batch(0, 8)
     assert (ids == encoder.ids[prompts.OPEN]).any(1).all()
     with pytest.raises(ValueError, match="sum to 1"):
-        data.Corpus(encoder, data.CorpusConfig(full=0.9), 0)
+        Corpus(encoder, CorpusConfig(full=0.9), 0)
 
 
 @pytest.mark.parametrize("kind", ["one", "diverse"])
@@ -109,7 +111,7 @@ def test_demonstrations_are_right_end_with_the_end_token_and_use_training_hands(
 
 
 def test_one_solution_is_one_and_diverse_are_several(demonstrations):
-    assert max(map(len, demonstrations["diverse"].solutions.values())) > 3
+    assert max(map(len, demonstrations["diverse"].answers.solutions.values())) > 3
 
     def formulas(kind):
         seen = {}

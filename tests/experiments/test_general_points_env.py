@@ -9,8 +9,9 @@ import gymnasium
 import pytest
 from gymnasium.utils.env_checker import check_env
 
-from experiments.exp_7_11_general_points import audit, grading, hands, prompts
-from experiments.exp_7_11_general_points.env import ENV_ID, GeneralPoints
+from common.cards import grading, hands, prompts
+from common.cards.env import ENV_ID, GeneralPoints
+from experiments.exp_7_11_general_points import audit
 
 CARDS = ("4", "3", "2", "K")
 TASK = grading.deal(CARDS, (10, 10, 10))

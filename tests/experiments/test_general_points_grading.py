@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from experiments.exp_7_11_general_points import audit, grading, hands, prompts
+from common.cards import grading, hands, prompts
+from experiments.exp_7_11_general_points import audit
 
 ROOT = Path(__file__).resolve().parents[2]
 CARDS = ("4", "3", "2", "K")

@@ -9,8 +9,9 @@ from itertools import permutations, product
 
 import pytest
 
+from common.cards import hands, prompts
 from common.verifiers import expressions
-from experiments.exp_7_11_general_points import audit, hands, prompts
+from experiments.exp_7_11_general_points import audit
 
 CARDS = ("4", "3", "2", "K")
 

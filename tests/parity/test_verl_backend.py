@@ -15,13 +15,13 @@ from common.backends import verl as backend
 from common.backends import verl_plan
 from common.backends.verl_distill import OBJECTIVES, Teacher, distill_keys
 from common.backends.verl_worker import task_row
+from common.cards.env import GeneralPoints
 from common.checkpoints import save_model
 from common.config import compose
 from common.distill import DistillConfig
 from common.models import DecoderConfig, build_decoder
 from common.schema import ConfigError
 from experiments.exp_7_11_general_points import cluster, data
-from experiments.exp_7_11_general_points.env import GeneralPoints
 from experiments.exp_7_11_general_points.settings import Settings
 
 pytest.importorskip("verl")

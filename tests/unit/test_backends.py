@@ -14,14 +14,15 @@ from transformers import AutoModelForCausalLM
 from common.algo import load_algo
 from common.backends import verl, verl_plan
 from common.backends.verl_worker import compute_score, play, task_row, write_agent, write_tasks
+from common.cards import hands
+from common.cards.env import GeneralPoints
 from common.config import compose
 from common.episodes import run_episodes
 from common.files import read_json, write_json
 from common.models import DecoderConfig, build_decoder
 from common.rollout import sample
 from common.schema import ConfigError
-from experiments.exp_7_11_general_points import cluster, data, hands
-from experiments.exp_7_11_general_points.env import GeneralPoints
+from experiments.exp_7_11_general_points import cluster, data
 from experiments.exp_7_11_general_points.settings import Settings
 
 ONE_TURN = {"verify_iter": 1, "trace": False}

@@ -17,8 +17,8 @@ from fractions import Fraction
 from functools import lru_cache
 from typing import NamedTuple
 
+from common.cards import hands, prompts
 from common.verifiers import answers, expressions
-from experiments.exp_7_11_general_points import hands, prompts
 
 POINTS = {
     "correct": 5.0,

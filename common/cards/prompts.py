@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from experiments.exp_7_11_general_points.hands import Number, Step
+from common.cards.hands import Number, Step
 
 # Prompt: TASK 24 FACES 10 [SECOND 11 THIRD 13] (SAME | EACH) "4", "3", "2", "K" (REPLY | REPLY_TRACE)
 TASK = (

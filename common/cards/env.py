@@ -18,7 +18,7 @@ from typing import Any, ClassVar
 import gymnasium
 from gymnasium import spaces
 
-from experiments.exp_7_11_general_points import grading, hands, prompts
+from common.cards import grading, hands, prompts
 
 ENV_ID = "GeneralPoints-v0"
 # One space for all environments: making one costs more than playing a hand.
@@ -162,4 +162,4 @@ class GeneralPoints(gymnasium.Env):
 
 
 if ENV_ID not in gymnasium.registry:
-    gymnasium.register(id=ENV_ID, entry_point="experiments.exp_7_11_general_points.env:GeneralPoints")
+    gymnasium.register(id=ENV_ID, entry_point="common.cards.env:GeneralPoints")
