@@ -141,8 +141,13 @@ def load_model(
     `base` replaces the base model path that the adapter names. ValueError if an adapter tensor finds no place.
     """
     from peft import PeftConfig, PeftModel
-    from transformers import AutoModelForCausalLM, AutoTokenizer
+    from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText, AutoTokenizer
     from transformers.utils import logging as hf_logging
+
+    def whole(source: Path | str) -> Any:
+        sees = getattr(AutoConfig.from_pretrained(source), "vision_config", None) is not None
+        kind: Any = AutoModelForImageTextToText if sees else AutoModelForCausalLM
+        return kind.from_pretrained(source, dtype=torch_dtype)
 
     hf_logging.disable_progress_bar()
     torch_dtype = getattr(torch, dtype)
@@ -151,12 +156,11 @@ def load_model(
         check_one_kind(local)
     tokenizer = AutoTokenizer.from_pretrained(folder)
     if not (local / "adapter_config.json").exists():
-        full: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=torch_dtype)
-        return full.to(device).eval(), tokenizer
+        return whole(folder).to(device).eval(), tokenizer
     source = base if base is not None else PeftConfig.from_pretrained(str(local)).base_model_name_or_path
     if source is None:
         raise ValueError(f"The adapter in {local} does not name its base model; pass base=<folder>.")
-    model: Any = AutoModelForCausalLM.from_pretrained(source, dtype=torch_dtype)
+    model = whole(source)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # the check below turns missing keys into an error
         adapted = PeftModel.from_pretrained(model, str(local), is_trainable=True)

@@ -1,7 +1,8 @@
 """One written cost model for every branch: 2·N FLOPs per token of a forward pass or of sampling, 6·N per trained token.
 
-N counts all parameters of the policy. The constants are those of Kaplan et al. 2020, section 2.1 (2·N forward, twice
-that for the backward pass); attention's share is left out, as it is small at the lengths used here.
+N counts all parameters of the policy, except that what turns images into embeddings counts per image, with its own N and
+its patches in place of tokens (common.vision.meter_for). The constants are those of Kaplan et al. 2020, section 2.1 (2·N
+forward, twice that for the backward pass); attention's share is left out, as it is small at the lengths used here.
 """
 
 import math
@@ -28,12 +29,18 @@ class Budget:
 
 
 class Meter:
-    """Counts the tokens a model of `parameters` weights has processed, and their FLOPs."""
+    """Counts the tokens a model of `parameters` weights has processed, and their FLOPs.
 
-    def __init__(self, parameters: int) -> None:
+    ``image_flops``: what it costs to encode one image, without and with a gradient.
+    """
+
+    def __init__(self, parameters: int, image_flops: tuple[int, int] = (0, 0)) -> None:
         if parameters <= 0:
             raise ValueError(f"Meter parameters={parameters} must be positive.")
         self.parameters = parameters
+        self.image_flops = image_flops
+        self.images_forward = 0
+        self.images_trained = 0
         self.tokens_forward = 0
         self.tokens_trained = 0
         self.flops_of_others = 0  # what passes of models of another size cost beyond this one's
@@ -51,11 +58,19 @@ class Meter:
         """Count tokens of a forward and backward pass."""
         self.tokens_trained += int(tokens)
 
+    def add_images(self, images: int, train: bool = False) -> None:
+        """Count images encoded: with ``train`` in a pass that has a backward one."""
+        if train:
+            self.images_trained += images
+        else:
+            self.images_forward += images
+
     @property
     def flops(self) -> int:
         """Total FLOPs so far, an exact integer so that a resumed run ends at the same step."""
         own = self.parameters * (FORWARD_FLOPS * self.tokens_forward + TRAIN_FLOPS * self.tokens_trained)
-        return own + self.flops_of_others
+        seen = self.image_flops[0] * self.images_forward + self.image_flops[1] * self.images_trained
+        return own + seen + self.flops_of_others
 
     def used(self, budget: Budget, step: int) -> float:
         """Share of the budget used after `step` finished steps, 0 to 1: the larger of the two limits' shares."""
@@ -76,6 +91,8 @@ class Meter:
             "tokens_forward": self.tokens_forward,
             "tokens_trained": self.tokens_trained,
             "flops_of_others": self.flops_of_others,
+            "images_forward": self.images_forward,
+            "images_trained": self.images_trained,
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -88,3 +105,4 @@ class Meter:
         self.tokens_forward = state["tokens_forward"]
         self.tokens_trained = state["tokens_trained"]
         self.flops_of_others = state.get("flops_of_others", 0)  # 0 in a state that counted one model alone
+        self.images_forward, self.images_trained = state.get("images_forward", 0), state.get("images_trained", 0)

@@ -26,6 +26,7 @@ from transformers.cache_utils import CacheLayerMixin
 
 from common import kernels
 from common.fused import FusedModel, array, can_fuse, pack
+from common.vision import Images, embed
 
 
 class Decoder(Protocol):
@@ -44,11 +45,20 @@ class Decoder(Protocol):
         """Drops all rows but those of the index."""
 
 
-def make_decoder(model: Any, prompts: list[tuple[int, ...]], max_new_tokens: int, before: Decoder | None = None) -> Decoder:
+def make_decoder(
+    model: Any,
+    prompts: list[tuple[int, ...]],
+    max_new_tokens: int,
+    before: Decoder | None = None,
+    images: Images | None = None,
+) -> Decoder:
     """Prefills the prompts (each one once, any lengths) with the fastest decoder that fits the model.
 
     ``before``: a decoder of the same weights; where each prompt goes on from one of its prompts, only the rest is computed.
+    ``images``: what the prompts show; they are then always computed whole.
     """
+    if images is not None:
+        return ModelDecoder(model, prompts, max_new_tokens, images=images)
     kind: Any = FusedDecoder if can_fuse(model) else ModelDecoder
     parents = find_parents(before.ids, prompts) if isinstance(before, kind) else None
     return kind(model, prompts, max_new_tokens) if parents is None else kind(model, prompts, max_new_tokens, before, parents)
@@ -128,6 +138,7 @@ class ModelDecoder:
         max_new_tokens: int,
         before: "ModelDecoder | None" = None,
         parents: Sequence[int] = (),
+        images: Images | None = None,
     ) -> None:
         text, device = model.config.get_text_config(), model.device
         known = [len(before.ids[parent]) for parent in parents] if before else [0] * len(prompts)
@@ -152,8 +163,9 @@ class ModelDecoder:
         else:
             self.prefilled = [SlotLayer(self.prompt_slots) for _ in range(text.num_hidden_layers)]
         needed = last_P.unique()
+        tokens = {"input_ids": ids_PT} if images is None else {"inputs_embeds": embed(model, ids_PT, images.to(device))}
         logits_PNV = model(
-            ids_PT,
+            **tokens,
             attention_mask=mask,
             position_ids=known_P[:, None] + steps_T,
             past_key_values=Cache(layers=list(self.prefilled)),

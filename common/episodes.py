@@ -13,12 +13,14 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import gymnasium
+import numpy as np
 import torch
 from torch import Tensor
 
 from common.fused import states_before
 from common.rollout import Completion, Prefilled, sample
 from common.tokenizers import encode_feedback, encode_prompt
+from common.vision import Images, expand, image_tokens, stack
 
 MakeEnv = Callable[[], gymnasium.Env]
 
@@ -34,6 +36,8 @@ class Episode:
     policy's answers, one per turn, special tokens left out. ``infos``: the environment's info per step.
     ``tokens_forward``: tokens the sampler had to process for the episode; the prompt of a group counts once, for the
     group's first member, and an answer twice where another turn follows it: written, then read with the reply.
+    ``image``: what the prompt shows (height, width, 3), uint8; None in a text task. ``images_forward``: images that the
+    sampler had to encode for the episode: 1 for the first member of a group that shows one, and 1 for each further turn.
     """
 
     ids: list[int]
@@ -51,6 +55,8 @@ class Episode:
     infos: list[dict] = field(default_factory=list)
     texts: list[str] = field(default_factory=list)
     tokens_forward: int = 0
+    image: np.ndarray | None = None
+    images_forward: int = 0
 
     def append(self, ids: Sequence[int], logps: Sequence[float] | None, turn: int) -> None:
         """Adds tokens of the policy (with ``logps``) or of the environment (``logps`` None)."""
@@ -79,7 +85,8 @@ def run_episodes(
 ) -> list[Episode]:
     """Plays ``group_size`` episodes of each task; returns len(tasks) * group_size episodes, task-major.
 
-    Each task goes to ``env.reset(seed=task.get("seed"), options=task)``; every episode has its own environment. A turn
+    Each task goes to ``env.reset(seed=task.get("seed"), options=task)``; every episode has its own environment. An
+    observation is a text, or a dict with ``text`` and ``image`` (one image per episode, shown by its first prompt). A turn
     samples up to ``max_new_tokens`` tokens. The episode ends when the environment terminates or truncates it, after
     ``max_turns`` turns, or when the row would outgrow the model's context; an end by limit sets ``truncated``. A turn
     cut off by ``max_new_tokens`` is still given to the environment, and leaves ``truncated`` set if it was the last.
@@ -115,20 +122,26 @@ def _play(model, tokenizer, make_env, tasks, jobs, max_turns: int, settings: dic
     for index, member in jobs:
         env = make_env()
         observation, _ = env.reset(seed=tasks[index].get("seed"), options=dict(tasks[index]))
-        prompt = encode_start(observation)
-        episode = Episode([], [], [], [], prompt_length=len(prompt), task=tasks[index], group=index)
+        text, image = see(observation)
+        prompt = encode_start(text)
+        if image is not None:
+            prompt = expand(prompt, model.config.image_token_id, image_tokens(model))
+        episode = Episode([], [], [], [], prompt_length=len(prompt), task=tasks[index], group=index, image=image)
+        episode.images_forward = int(image is not None and member == 0)
         episode.append(prompt, None, -1)
         episode.tokens_forward = len(prompt) if member == 0 else 0
         envs.append(env)
         episodes.append(episode)
-    context = getattr(model.config, "max_position_embeddings", None) or 2**31
     step_all = getattr(make_env, "step_all", _step_each)
+    text_config = getattr(model.config, "text_config", model.config)
+    context = getattr(text_config, "max_position_embeddings", None) or 2**31
     active, prefilled, read = list(range(len(jobs))), Prefilled(), [0] * len(jobs)
     for turn in range(max_turns):
         active = _drop_too_long(episodes, active, context, settings["max_new_tokens"])
         if not active:
             break
         prompts = [episodes[row].ids for row in active]
+        settings = {**settings, "images": shown([episodes[row] for row in active])}
         if turn == 0 and openings:  # no row was dropped: a first prompt that is too long is an error
             completions = _sample_behind(model, prompts, openings, tokenizer.eos_token_id, settings, prefilled)
         else:
@@ -138,16 +151,33 @@ def _play(model, tokenizer, make_env, tasks, jobs, max_turns: int, settings: dic
         going = []
         for row, completion, text, reply in zip(active, completions, texts, replies, strict=True):
             if turn > 0:
-                episodes[row].tokens_forward += len(episodes[row].ids) - read[row]
+                again = episodes[row].image is not None  # a row with an image is computed anew from its beginning
+                episodes[row].tokens_forward += len(episodes[row].ids) - (0 if again else read[row])
+                episodes[row].images_forward += again
             read[row] = len(episodes[row].ids)
             observation = _take(episodes[row], envs[row], completion, text, reply, turn, last=turn + 1 == max_turns)
             if observation is not None:
-                episodes[row].append(encode_reply(observation, completion.finished), None, -1)
+                episodes[row].append(encode_reply(see(observation)[0], completion.finished), None, -1)
                 going.append(row)
         active = going
     for env in envs:
         env.close()
     return episodes
+
+
+def see(observation: Any) -> tuple[str, np.ndarray | None]:
+    """Text and image of an observation. The image is copied: an environment may paint over its own buffer."""
+    if isinstance(observation, str):
+        return observation, None
+    return observation["text"], np.array(observation["image"])
+
+
+def shown(episodes: Sequence[Episode]) -> list[np.ndarray] | None:
+    """The image of each episode, or None in a text task; ValueError where only some have one."""
+    images = [episode.image for episode in episodes if episode.image is not None]
+    if images and len(images) < len(episodes):
+        raise ValueError(f"{len(images)} of {len(episodes)} episodes show an image; in a batch all do or none does")
+    return images or None
 
 
 def _sample_behind(model, prompts, openings, stop_id: int, settings: dict[str, Any], prefilled) -> list[Completion]:
@@ -189,7 +219,7 @@ def _step_each(envs: Sequence[gymnasium.Env], texts: Sequence[str]) -> list[tupl
 
 def _take(
     episode: Episode, env: gymnasium.Env, completion: Completion, text: str, reply: tuple, turn: int, last: bool
-) -> str | None:
+) -> Any:
     """Takes what the environment said to one answer; the observation when the episode goes on, else None."""
     episode.append(completion.ids, completion.logps, turn)
     episode.tokens_forward += len(completion.ids)
@@ -226,13 +256,17 @@ def _name(env: gymnasium.Env) -> str:
 
 @dataclass
 class Batch:
-    """Right-padded rows, [B, T]: position t of ``logp``, ``mask`` and ``turn`` speaks of the token ``ids[:, t]``."""
+    """Right-padded rows, [B, T]: position t of ``logp``, ``mask`` and ``turn`` speaks of the token ``ids[:, t]``.
+
+    ``images``: what the rows show; None in a text task.
+    """
 
     ids_BT: Tensor
     attention_BT: Tensor
     mask_BT: Tensor
     logp_BT: Tensor
     turn_BT: Tensor
+    images: Images | None = None
 
 
 def collate(episodes: Sequence[Episode], pad_id: int) -> Batch:
@@ -252,7 +286,8 @@ def collate(episodes: Sequence[Episode], pad_id: int) -> Batch:
         attention_BT[row, :length] = True
         mask_BT[row, :length] = torch.tensor(episode.mask, dtype=torch.bool)
         logp_BT[row, :length] = torch.tensor(episode.logps)
-    return Batch(ids_BT, attention_BT, mask_BT, logp_BT, turn_BT)
+    images = shown(episodes)
+    return Batch(ids_BT, attention_BT, mask_BT, logp_BT, turn_BT, None if images is None else stack(images))
 
 
 def token_logprobs(
@@ -262,19 +297,23 @@ def token_logprobs(
     temperature: float = 1.0,
     with_entropy: bool = False,
     mask_BT: Tensor | None = None,
+    images: Images | None = None,
 ) -> tuple[Tensor, Tensor | None]:
     """Log-probability of each token given those before it, aligned with ``ids_BT``; position 0 is 0.0.
 
     log_softmax(logits / temperature) over the whole vocabulary, as the sampler reports it; entropies [B, T] in nats of
     the same distribution. ``mask_BT``: compute only these positions, all others are 0.0; by default all real tokens.
-    Padding may be on either side; its positions, and the first real token behind left padding, are 0.0.
+    Padding may be on either side; its positions, and the first real token behind left padding, are 0.0. Rows with
+    ``images`` must be padded on the right.
     """
     wanted_BT = (attention_BT if mask_BT is None else mask_BT).bool().clone()
     wanted_BT[:, 0] = False
     wanted_BT[:, 1:] &= attention_BT[:, :-1].bool()
     network = model.get_base_model() if hasattr(model, "get_base_model") else model
     if bool(attention_BT[:, 0].all()):
-        hidden_ND = states_before(network, ids_BT, wanted_BT)
+        hidden_ND = states_before(network, ids_BT, wanted_BT, images)
+    elif images is not None:
+        raise ValueError("rows with images must be padded on the right")
     else:
         positions_BT = (attention_BT.long().cumsum(-1) - 1).clamp(min=0)
         out = network.base_model(

@@ -76,7 +76,8 @@ def kl_on_samples(reference: Any, episodes: list[Episode], pad_id: int, temperat
     for part in range(0, len(episodes), 256):
         batch = collate(episodes[part : part + 256], pad_id)
         ids_BT, attention_BT, mask_BT = (t.to(reference.device) for t in (batch.ids_BT, batch.attention_BT, batch.mask_BT))
-        logp_BT, _ = token_logprobs(reference, ids_BT, attention_BT, temperature, mask_BT=mask_BT)
+        images = None if batch.images is None else batch.images.to(reference.device)
+        logp_BT, _ = token_logprobs(reference, ids_BT, attention_BT, temperature, mask_BT=mask_BT, images=images)
         total += float((batch.logp_BT - logp_BT.cpu()).sum())
     return total / len(episodes)
 

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from transformers import LlamaForCausalLM, Qwen3ForCausalLM
 
 from common import kernels
+from common.vision import Images, embed
 
 # Fused weights are a copy of the model, made anew for every call; beyond this size the copy costs more than it saves.
 FUSED_PARAMETERS = 20_000_000
@@ -242,12 +243,15 @@ def pack(rows: Sequence[Sequence[int]], prefix_lengths: Sequence[int]) -> Rows:
     return Rows(np.array(ids), np.array(positions), np.array(segments), *np.array(places).T)
 
 
-def states_before(model: Any, ids_BT: Tensor, mask_BT: Tensor) -> Tensor:
+def states_before(model: Any, ids_BT: Tensor, mask_BT: Tensor, images: Images | None = None) -> Tensor:
     """Last hidden states [N, D] from which the masked tokens are predicted, in row-major order; position 0 never counts.
 
     Rows are padded on the right. Nothing behind a row's last masked token is computed, and with fused weights the tokens
-    before its first one are computed once for all rows that share them.
+    before its first one are computed once for all rows that share them. Rows with ``images`` take the model's own forward.
     """
+    if images is not None:
+        seen_BTD = embed(model, ids_BT[:, :-1], images)
+        return model.base_model(inputs_embeds=seen_BTD, use_cache=False).last_hidden_state[mask_BT[:, 1:].bool()]
     if not can_fuse(model):
         # Padding needs no attention mask: under causal attention nothing real sees what comes after it.
         return model.base_model(input_ids=ids_BT[:, :-1], use_cache=False).last_hidden_state[mask_BT[:, 1:].bool()]

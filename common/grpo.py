@@ -57,9 +57,9 @@ from common.loop import (
     token_rewards,
     trainable,
 )
-from common.models import parameter_count
 from common.policy import (
     check_head,
+    images_to_encode,
     make_reference,
     micro_batches,
     reference_logprobs,
@@ -70,6 +70,7 @@ from common.policy import (
 from common.runlog import RunLog
 from common.schema import ConfigError
 from common.seeding import rng
+from common.vision import meter_for
 
 MIDDLING = (0.2, 0.8)  # success rates of the prompts that refill_with=answers samples more of
 
@@ -109,7 +110,7 @@ def train_grpo(
     check_head(model)
     reference = make_reference(model, reference, needed=algo.kl_coef > 0)
     optimizer = make_optimizer(list(trainable(model).values()), [], algo)
-    meter = Meter(parameter_count(model))
+    meter = meter_for(model)
     step, evaluations = resume(folder / "state.pt", {"policy": model}, optimizer, meter, log)
     while not meter.exhausted(budget, step):
         start = time.perf_counter()
@@ -161,6 +162,7 @@ def collect(
         chosen = [tasks[number] for number in numbers]
         fresh = sample_step(model, tokenizer, make_env, chosen, algo, seed, step, part, numbers)
         meter.add_forward(sum(episode.tokens_forward for episode in fresh))
+        meter.add_images(sum(episode.images_forward for episode in fresh))
         own += [True] * len(fresh)
         if guests is not None:
             fresh += invite(guests, model, tokenizer, chosen, numbers, algo.temperature, meter)
@@ -243,6 +245,7 @@ def shaped_rewards(
         return rewards_B, torch.zeros_like(batch.logp_BT)
     ref_logp_BT = reference_logprobs(model, reference, batch, algo.temperature)
     meter.add_forward(int(batch.attention_BT.sum()))
+    meter.add_images(images_to_encode(batch))
     kl_BT = losses.kl(batch.logp_BT, ref_logp_BT, algo.kl_estimator) * batch.mask_BT
     return rewards_B - algo.kl_coef * kl_BT.sum(1).double().cpu(), kl_BT
 
@@ -268,6 +271,7 @@ def update(
     if kl_loss:
         ref_logp_BT = reference_logprobs(model, reference, batch, algo.temperature)
         meter.add_forward(int(batch.attention_BT.sum()))
+        meter.add_images(images_to_encode(batch))
     sums: dict[str, float] = defaultdict(float)
     parameters = optimizer.param_groups[0]["params"]
     updates = 0
@@ -285,6 +289,7 @@ def update(
             optimizer.zero_grad(set_to_none=True)
             for part in micro_batches(batch, rows):
                 accumulate(model, batch, part, advantages_BT, weight_B, ref_logp_BT, algo, sums)
+                meter.add_images(images_to_encode(batch, part), train=True)
             meter.add_train(tokens_to_forward(batch, rows))
             sums["grad_norm"] += float(torch.nn.utils.clip_grad_norm_(parameters, algo.grad_clip))
             optimizer.step()

@@ -21,6 +21,7 @@ from common.episodes import Batch
 from common.fused import states_before
 from common.losses import entropy_from_logprobs
 from common.seeding import generator
+from common.vision import Images
 
 MICRO_TOKENS = 4096  # tokens per forward: large enough for full matrix products, small enough for a laptop's cache
 
@@ -60,7 +61,8 @@ def check_head(model: Any) -> None:
 def select(batch: Batch, rows: Tensor) -> Batch:
     """The rows of a batch, cut to the longest of them."""
     longest = int(batch.attention_BT[rows].sum(1).max())
-    return Batch(*(getattr(batch, name)[rows, :longest] for name in BATCH_FIELDS))
+    images = None if batch.images is None else batch.images.take(rows)
+    return Batch(*(getattr(batch, name)[rows, :longest] for name in BATCH_FIELDS), images)
 
 
 BATCH_FIELDS = ("ids_BT", "attention_BT", "mask_BT", "logp_BT", "turn_BT")
@@ -69,12 +71,14 @@ BATCH_FIELDS = ("ids_BT", "attention_BT", "mask_BT", "logp_BT", "turn_BT")
 def micro_batches(batch: Batch, rows: Tensor, micro_tokens: int = MICRO_TOKENS) -> Iterator[Tensor]:
     """Cuts `rows` into pieces of similar length of at most `micro_tokens` padded tokens each (at least one row).
 
-    Rows with the same prompt stay side by side, so that the fused forward can share it; longest groups come first.
+    Rows with the same prompt and image stay side by side, so that a forward can share them; longest groups come first.
     """
     length_B = batch.attention_BT[rows].sum(1)
     prompt_B = batch.mask_BT[rows].int().argmax(1, keepdim=True)
     columns_T = torch.arange(int(prompt_B.max()), device=rows.device)
     prompts_BT = batch.ids_BT[rows, : len(columns_T)].masked_fill(columns_T >= prompt_B, -1)
+    if batch.images is not None:
+        prompts_BT = torch.cat([batch.images.index_B[rows, None], prompts_BT], 1)
     _, group_B = torch.unique(prompts_BT, dim=0, return_inverse=True)
     longest_P = torch.zeros_like(length_B).scatter_reduce(0, group_B, length_B, "amax")
     order = torch.argsort(longest_P[group_B] * len(rows) + group_B, descending=True, stable=True)
@@ -91,12 +95,21 @@ def tokens_to_forward(batch: Batch, rows: Tensor) -> int:
     return int((batch.attention_BT[rows].sum(1) - 1).clamp(min=0).sum())
 
 
-def token_distributions(model: Any, ids_BT: Tensor, mask_BT: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
+def images_to_encode(batch: Batch, rows: Tensor | None = None) -> int:
+    """Distinct images of the rows (None: of all), each of which a forward pass encodes once."""
+    if batch.images is None:
+        return 0
+    return len(batch.images.index_B.unique() if rows is None else batch.images.index_B[rows].unique())
+
+
+def token_distributions(
+    model: Any, ids_BT: Tensor, mask_BT: Tensor, temperature: float, images: Images | None = None
+) -> tuple[Tensor, Tensor]:
     """log softmax(logits / temperature) (N, V) at every masked token, and the hidden state before it (N, D).
 
     Rows are padded on the right; position 0 never counts, and no other token than a masked one is computed for itself.
     """
-    hidden_ND = states_before(network(model), ids_BT, mask_BT)
+    hidden_ND = states_before(network(model), ids_BT, mask_BT, images)
     logits_NV = network(model).get_output_embeddings()(hidden_ND).float()
     return torch.log_softmax(logits_NV if temperature == 1.0 else logits_NV / temperature, dim=-1), hidden_ND
 
@@ -107,7 +120,7 @@ def score_tokens(model: Any, batch: Batch, temperature: float, *, entropy_gradie
     Index n runs over batch.mask_BT in row-major order; the state before token t is read at position t - 1.
     """
     written_BT = batch.mask_BT[:, 1:].bool()
-    logp_NV, hidden_ND = token_distributions(model, batch.ids_BT, batch.mask_BT, temperature)
+    logp_NV, hidden_ND = token_distributions(model, batch.ids_BT, batch.mask_BT, temperature, batch.images)
     logp_N = logp_NV.gather(1, batch.ids_BT[:, 1:][written_BT][:, None])[:, 0]
     with torch.set_grad_enabled(entropy_gradient and torch.is_grad_enabled()):
         entropy_N = entropy_from_logprobs(logp_NV)

@@ -48,10 +48,10 @@ from common.loop import (
     token_rewards,
     trainable,
 )
-from common.models import parameter_count
 from common.policy import (
     build_value_head,
     check_head,
+    images_to_encode,
     make_reference,
     micro_batches,
     network,
@@ -62,6 +62,7 @@ from common.policy import (
 )
 from common.runlog import RunLog
 from common.seeding import rng
+from common.vision import meter_for
 
 
 class Targets(NamedTuple):
@@ -99,7 +100,7 @@ def train_ppo(
     head = build_value_head(model, seed)
     modules = {"policy": model, "value": head}
     optimizer = make_optimizer(list(trainable(model).values()), list(head.parameters()), algo)
-    meter = Meter(parameter_count(model))
+    meter = meter_for(model)
     step, evaluations = resume(folder / "state.pt", modules, optimizer, meter, log)
     while not meter.exhausted(budget, step):
         start = time.perf_counter()
@@ -109,6 +110,7 @@ def train_ppo(
         episodes = sample_step(model, tokenizer, make_env, tasks, algo, seed, step)
         batch = to_batch(episodes, tokenizer, model)
         meter.add_forward(sum(episode.tokens_forward for episode in episodes))
+        meter.add_images(sum(episode.images_forward for episode in episodes))
         sampled = time.perf_counter()
         targets, metrics = make_targets(model, reference, head, episodes, batch, algo, meter)
         kept = learnable(episodes, algo).nonzero()[:, 0].to(batch.ids_BT.device)
@@ -138,7 +140,8 @@ def predict_values(model: Any, head: nn.Module, batch: Batch) -> tuple[Tensor, T
     for rows in micro_batches(batch, torch.arange(len(ids_BT), device=ids_BT.device)):
         longest = int(end_B1[rows].max()) + 1
         part_BT = wanted_BT[rows, :longest]
-        values_N = head(states_before(network(model), ids_BT[rows, :longest], part_BT).float())[:, 0]
+        images = None if batch.images is None else batch.images.take(rows)
+        values_N = head(states_before(network(model), ids_BT[rows, :longest], part_BT, images).float())[:, 0]
         values_BT[rows, :longest] = values_BT[rows, :longest].masked_scatter(part_BT, values_N)
     final_B = values_BT.gather(1, end_B1)[:, 0]
     return torch.where(batch.mask_BT, values_BT[:, :-1], 0.0), final_B
@@ -161,12 +164,14 @@ def make_targets(
     if reference is not None:
         ref_logp_BT = reference_logprobs(model, reference, batch, algo.temperature)
         meter.add_forward(int(batch.attention_BT.sum()))
+        meter.add_images(images_to_encode(batch))
         kl_BT = losses.kl(batch.logp_BT, ref_logp_BT, algo.kl_estimator) * batch.mask_BT
         metrics["kl/ref"] = float(kl_BT.sum() / batch.mask_BT.sum().clamp(min=1))
         if algo.kl_in == "reward":
             rewards_BT, ref_logp_BT = rewards_BT - algo.kl_coef * kl_BT, None
     values_BT, final_B = predict_values(model, head, batch)
     meter.add_forward(int(batch.attention_BT.sum()))
+    meter.add_images(images_to_encode(batch))
     terminated_B = torch.tensor([episode.terminated for episode in episodes], device=device)
     advantages_BT, returns_BT, action_BT = advantages.gae(
         rewards_BT,
@@ -214,6 +219,7 @@ def update(
             optimizer.zero_grad(set_to_none=True)
             for part in micro_batches(batch, rows):
                 accumulate(model, head, batch, part, targets, policy_B, value_weight, algo, warmup, sums)
+                meter.add_images(images_to_encode(batch, part), train=not warmup)
             (meter.add_forward if warmup else meter.add_train)(tokens_to_forward(batch, rows))
             if not warmup:
                 policy = optimizer.param_groups[0]["params"]

@@ -15,10 +15,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from common.decoding import Decoder, make_decoder
+from common.vision import stack
 
 # Rows leave the batch once this share has finished: copying keys and values that rarely costs less than it saves.
 DROP_SHARE = 0.15
@@ -74,14 +76,16 @@ def sample(
     stop_strings: Sequence[str] = (),
     tokenizer: Any = None,
     prefilled: Prefilled | None = None,
+    images: Sequence[np.ndarray] | None = None,
 ) -> list[Completion]:
     """Samples ``group_size`` completions of each prompt: len(prompts) * group_size of them, prompt-major.
 
     ``temperature`` 0 is greedy, with log-probabilities at temperature 1. ``top_p`` and ``top_k`` (0: off) restrict what
     is drawn, never the reported log-probabilities: ratios computed from them assume that both are off. A row's tokens
     depend on its prompt, the generator's state, the row's index and ``max_new_tokens`` alone. ``prefilled``: read, and
-    filled for the next turn. The model may be wrapped by PEFT; it is run in evaluation mode and left as it was. Raises
-    ValueError on an empty prompt, on sampling without a generator, and on stop strings without a tokenizer.
+    filled for the next turn. ``images``: what each prompt shows (see common.vision). The model may be wrapped by PEFT; it is
+    run in evaluation mode and left as it was. Raises ValueError on an empty prompt, on sampling without a generator, and on
+    stop strings without a tokenizer.
     """
     for index, prompt in enumerate(prompts):
         if not prompt:
@@ -102,7 +106,8 @@ def sample(
             uniform_NT = _uniform(len(prompts) * group_size, max_new_tokens, temperature, generator, network.device)
             stops = torch.tensor(sorted(set(stop_ids)), dtype=torch.long, device=network.device)
             rule = _Rule(temperature, top_p, top_k, stops, stop_strings, tokenizer)
-            return _sample_all(network, prompts, group_size, max_new_tokens, uniform_NT, rule, prefilled or Prefilled())
+            before = prefilled or Prefilled()
+            return _sample_all(network, prompts, group_size, max_new_tokens, uniform_NT, rule, before, images)
     finally:
         network.train(was_training)
 
@@ -125,10 +130,16 @@ def _sample_all(
     uniform_NT: Tensor | None,
     rule: _Rule,
     prefilled: Prefilled,
+    images: Sequence[np.ndarray] | None,
 ) -> list[Completion]:
-    unique = {prompt: index for index, prompt in enumerate(dict.fromkeys(map(tuple, prompts)))}
-    decoder = prefilled.decoder = make_decoder(model, list(unique), max_new_tokens, prefilled.decoder)
-    source = [unique[tuple(prompt)] for prompt in prompts for _ in range(group_size)]
+    # Two prompts are one if their tokens are equal and they show the same image.
+    keys = [(tuple(prompt), b"" if images is None else images[row].tobytes()) for row, prompt in enumerate(prompts)]
+    first = {key: row for row, key in reversed(list(enumerate(keys)))}
+    unique = {key: index for index, key in enumerate(dict.fromkeys(keys))}
+    shown = None if images is None else stack([images[first[key]] for key in unique])
+    ids = [prompt for prompt, _ in unique]
+    decoder = prefilled.decoder = make_decoder(model, ids, max_new_tokens, prefilled.decoder, shown)
+    source = [unique[key] for key in keys for _ in range(group_size)]
     source_N = torch.tensor(source, device=model.device)
     ids_NT = torch.zeros(len(source), max_new_tokens, dtype=torch.long, device=model.device)
     logp_NT = torch.zeros(ids_NT.shape, device=model.device)

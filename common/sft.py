@@ -23,15 +23,15 @@ from common.config import ConfigError
 from common.episodes import token_logprobs
 from common.loop import evaluations_due, trainable
 from common.losses import entropy_from_logprobs, sft_loss
-from common.models import parameter_count
 from common.muon import Muon
 from common.policy import make_reference, reference_mode, token_distributions
 from common.runlog import RunLog
 from common.schema import one_of, within
 from common.target_losses import RATIO_LEVELS, SFT_VARIANTS, dft_weights, importance_weights, keep_lowest, kl_divergence
+from common.vision import Images, meter_for
 
-# (ids_BT, attention_BT, mask_BT): token ids, 1 on real tokens, 1 on targets.
-SftBatch = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
+# (ids_BT, attention_BT, mask_BT): token ids, 1 on real tokens, 1 on targets; then the rows' images, if they show any.
+SftBatch = tuple[torch.Tensor, torch.Tensor, torch.Tensor] | tuple[torch.Tensor, torch.Tensor, torch.Tensor, Images]
 
 
 @dataclass(frozen=True)
@@ -142,24 +142,24 @@ def train_sft(
     variants that compare with one; None takes the policy as it is given here (adapter off, or a copy).
     """
     reference = make_reference(model, reference, needed=config.variant in ("importance", "kl", "entropy_kl"))
-    meter = Meter(parameter_count(model))
+    meter = meter_for(model)
     optimizers = make_optimizers(model, config)
     step, evaluations = _resume(folder / "state.pt", model, optimizers, meter, log)
     model.train()
     while not meter.exhausted(budget, step):
         started = time.perf_counter()
-        ids_BT, attention_BT, mask_BT = (tensor.to(next(model.parameters()).device) for tensor in batch_at(step))
+        batch = tuple(part.to(next(model.parameters()).device) for part in batch_at(step))
         factor = rate_factor(config, step, meter.used(budget, step))
         for optimizer in optimizers:
             for group in optimizer.param_groups:
                 group["lr"] = group["peak"] * factor
             optimizer.zero_grad(set_to_none=True)
-        values = accumulate(model, reference, (ids_BT, attention_BT, mask_BT), config, meter)
+        values = accumulate(model, reference, batch, config, meter)
         grad_norm = nn.utils.clip_grad_norm_(model.parameters(), config.grad_clip)
         for optimizer in optimizers:
             optimizer.step()
         step += 1
-        tokens = int(attention_BT.sum())
+        tokens = int(batch[1].sum())
         meter.add_train(tokens)
         if step % log_every == 0 or meter.exhausted(budget, step):
             rate = tokens / (time.perf_counter() - started)
@@ -181,7 +181,7 @@ def accumulate(
     model: nn.Module, reference: nn.Module | None, batch: SftBatch, config: SftConfig, meter: Meter
 ) -> dict[str, torch.Tensor]:
     """Adds the gradient of one batch, piece by piece; the loss, and for a variant the plain loss and the mean weight."""
-    ids_BT, attention_BT, mask_BT = batch
+    ids_BT, attention_BT, mask_BT, images = images_apart(batch)
     pieces = torch.arange(len(ids_BT), device=ids_BT.device).split(config.micro_batch or len(ids_BT))
     kept_BT, ref_logp_BT = mask_BT, None
     if config.variant not in ("nll", "dft"):
@@ -189,7 +189,9 @@ def accumulate(
     targets = kept_BT[:, 1:].sum()
     loss, plain, weight = torch.zeros(3, device=ids_BT.device)
     for part in pieces:
-        logp_BT, _ = token_logprobs(model, ids_BT[part], attention_BT[part], mask_BT=kept_BT[part])
+        seen = None if images is None else images.take(part)
+        meter.add_images(0 if seen is None else len(seen.pixels_ICHW), train=True)
+        logp_BT, _ = token_logprobs(model, ids_BT[part], attention_BT[part], mask_BT=kept_BT[part], images=seen)
         weight_BT = kept_BT[part]
         if config.variant == "dft":
             weight_BT = weight_BT * dft_weights(logp_BT)
@@ -205,6 +207,11 @@ def accumulate(
     return {"loss/policy": loss} | ({} if config.variant == "nll" else {"loss/sft": plain, "sft/weight": weight})
 
 
+def images_apart(batch: SftBatch) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, Images | None]:
+    """(ids_BT, attention_BT, mask_BT, images), the last None where the rows show none."""
+    return batch if len(batch) == 4 else (*batch, None)
+
+
 @torch.no_grad()
 def compare(
     model: nn.Module,
@@ -218,21 +225,25 @@ def compare(
 
     One pass of the policy, of the reference, or of both, which the meter counts.
     """
-    ids_BT, attention_BT, mask_BT = batch
+    ids_BT, attention_BT, mask_BT, images = images_apart(batch)
     mask_BT = mask_BT.bool() & attention_BT.bool()
     mask_BT[:, 0] = False
     ref_logp_BT, entropy_BT, kl_BT = torch.zeros(3, *ids_BT.shape, device=ids_BT.device)
     for part in pieces:
         ids, mask = ids_BT[part], mask_BT[part]
+        seen = None if images is None else images.take(part)
+        encoded = 0 if seen is None else len(seen.pixels_ICHW)
         if reference is not None:
             with reference_mode(model, reference):
-                ref_NV, _ = token_distributions(reference, ids, mask, 1.0)
+                ref_NV, _ = token_distributions(reference, ids, mask, 1.0, seen)
             meter.add_forward(int(attention_BT[part].sum()))
+            meter.add_images(encoded)
         if config.variant == "importance":
             ref_logp_BT[part] = ref_logp_BT[part].masked_scatter(mask, ref_NV.gather(1, ids[mask][:, None]))
             continue
-        logp_NV, _ = token_distributions(model, ids, mask, 1.0)
+        logp_NV, _ = token_distributions(model, ids, mask, 1.0, seen)
         meter.add_forward(int(attention_BT[part].sum()))
+        meter.add_images(encoded)
         entropy_BT[part] = entropy_BT[part].masked_scatter(mask, entropy_from_logprobs(logp_NV))
         if reference is not None:
             kl_BT[part] = kl_BT[part].masked_scatter(mask, kl_divergence(logp_NV, ref_NV))

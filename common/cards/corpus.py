@@ -122,7 +122,7 @@ class Corpus:
     def _pack(self, documents: list[Row]) -> Row:
         return [i for ids, _ in documents for i in ids], [m for _, mask in documents for m in mask]
 
-    def _deal(self, stream: random.Random):
+    def deal(self, stream: random.Random):
         """(cards, rule, values, steps, target) of a play on a random hand under a random rule."""
         while True:
             rule = random_rule(stream, hold_out=True, drawn_share=self.config.drawn_rules)
@@ -136,12 +136,12 @@ class Corpus:
 
     def full(self, stream: random.Random) -> Row:
         """The task's own layout with another target: prompt, then cards, numbers, trace and formula."""
-        cards, rule, values, steps, target = self._deal(stream)
+        cards, rule, values, steps, target = self.deal(stream)
         return self._document(prompts.prompt(cards, target, rule, trace=True), prompts.answer(cards, values, steps, target))
 
     def retry(self, stream: random.Random) -> Row:
         """A full document in which one to four wrong answers and their feedback stand before the right one."""
-        cards, rule, values, steps, target = self._deal(stream)
+        cards, rule, values, steps, target = self.deal(stream)
         ids = [self.encode.bos, *self.encode(prompts.prompt(cards, target, rule, trace=True))]
         again = self.encode(prompts.feedback(cards, "no_solution"))
         for _ in range(stream.randint(1, 4)):

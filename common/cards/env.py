@@ -89,7 +89,10 @@ class GeneralPoints(gymnasium.Env):
             "success": False,
             "reason": "",
         }
-        return prompts.prompt(self._deal.cards, target, self._deal.rule, self.trace), info
+        return self._prompt(self._deal), info
+
+    def _prompt(self, deal: grading.Deal) -> str:
+        return prompts.prompt(deal.cards, deal.target, deal.rule, self.trace)
 
     def _draw(self, rule: tuple[int, ...], target: int) -> tuple[str, ...]:
         while True:
@@ -135,7 +138,10 @@ class GeneralPoints(gymnasium.Env):
         hint = None
         if "leaking_feedback" in self.switches and failure == "no_solution":
             hint = grading.longest_right_prefix(result.formula, self._deal)
-        return prompts.feedback(self._deal.cards, failure, hint)
+        return self._again(self._deal, failure, hint)
+
+    def _again(self, deal: grading.Deal, failure: str, hint: str | None) -> str:
+        return prompts.feedback(deal.cards, failure, hint)
 
     def _reward(self, result: grading.Grade) -> float:
         if self.reward == "outcome":

@@ -38,8 +38,11 @@ DEFECTS = {
     "leaking_feedback": "the feedback names the longest part of the formula that begins a solution",
     "ungraded_last_call": "after the last graded answer there is one more call, ungraded and penalised",
 }
-# Not the published text program's behaviour either, but its image program's: off by default.
-EXTENSIONS = {"graded_lists": "the card and number lists must be right too, else -1.5"}
+# Not the published text program's behaviour either: off by default.
+EXTENSIONS = {
+    "graded_lists": "the card and number lists must be right too, else -1.5",
+    "cards_first": "the published image program: -1.5 for a card list that is not the cards shown, and nothing else counts",
+}
 SWITCHES = {**DEFECTS, **EXTENSIONS}
 FIELDS = {
     "cards": answers.Field(list, str, max_items=16),
@@ -118,7 +121,10 @@ def grade(text: str, task: Deal, switches: Collection[str] = ()) -> Grade:
     formula = expressions.parse_formula(written, task.target)
     recognised = fields["number"] == list(task.values)
     cards_correct = fields["cards"] == list(task.cards)
-    if "piled_penalties" in switches:
+    if "cards_first" in switches and not cards_correct:
+        kind, reason = "lists", "the card list does not state the cards shown"
+        parts = {kind: POINTS[kind]}
+    elif "piled_penalties" in switches:
         kind, reason, parts = _piled(written, task, formula, "float_grading" in switches)
     else:
         lists_right = "graded_lists" not in switches or (recognised and cards_correct)

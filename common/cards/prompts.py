@@ -78,12 +78,17 @@ def prompt(cards: Sequence[str], target: int, face_values: Sequence[int], trace:
 
     face_values: what J, Q and K count as. `trace` asks for the optional step trace.
     """
+    return framed(quoted(cards), target, face_values, trace)
+
+
+def framed(shown: str, target: int, face_values: Sequence[int], trace: bool) -> str:
+    """The first turn around whatever shows the cards: their names, or the place of an image."""
     jack, queen, king = face_values
     if jack == queen == king:
         rule = f"{jack}{SAME}"
     else:
         rule = f"{jack}{SECOND}{queen}{THIRD}{king}{EACH}"
-    return f"{TASK}{target}{FACES}{rule}{quoted(cards)}{REPLY_TRACE if trace else REPLY}"
+    return f"{TASK}{target}{FACES}{rule}{shown}{REPLY_TRACE if trace else REPLY}"
 
 
 def feedback(cards: Sequence[str], failure: str, hint: str | None = None) -> str:
@@ -91,8 +96,13 @@ def feedback(cards: Sequence[str], failure: str, hint: str | None = None) -> str
 
     failure: a key of REASONS. hint: the part of the formula that begins a solution (leaking mode).
     """
+    return f"{failed(failure, hint)}{AGAIN}{quoted(cards)}{CARDS_END}"
+
+
+def failed(failure: str, hint: str | None = None) -> str:
+    """How a turn after a wrong answer begins: what was wrong, and the oracle's hint if given."""
     leak = f"{HINT}{hint}{HINT_END}" if hint else ""
-    return f"{FAILED}{REASONS[failure]}{leak}{AGAIN}{quoted(cards)}{CARDS_END}"
+    return f"{FAILED}{REASONS[failure]}{leak}"
 
 
 def number_text(number: Number) -> str:

@@ -1,0 +1,133 @@
+"""Texts and pictures of 7-11-vl: tokenizer, the two pre-training corpora, demonstrations and tasks.
+
+Pre-training comes in two phases, as for larger models of this kind: the decoder learns the game's arithmetic from text
+alone, then the whole model learns to read cards. The pictures of pre-training have every suit and every ink except red:
+the shifted look is never seen before the test. As in the text variant no document has the target 24, and no full
+document states the rule J, Q, K = 11, 12, 13.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from transformers import PreTrainedTokenizerFast
+
+from common.cards import hands, prompts
+from common.cards.corpus import Corpus, Row, WorkedAnswers, vocabulary
+from common.seeding import python_random
+from common.sft import SftBatch, pad_rows
+from common.tokenizers import PhraseEncoder, build_phrase_tokenizer, encode_prompt
+from common.vision import IMAGE, expand, image_tokens, stack
+from experiments.exp_7_11_vl_general_points import drawing
+from experiments.exp_7_11_vl_general_points.env import AGAIN
+
+Hands = tuple[tuple[int, ...], ...]
+
+
+def build_tokenizer() -> PreTrainedTokenizerFast:
+    """The text variant's vocabulary, the place of an image, and what a further trial says."""
+    return build_phrase_tokenizer([*vocabulary(), IMAGE, AGAIN])
+
+
+class WrittenCorpus(Corpus):
+    """The text phase: in a full document the cards stand where the answer will write them, and are no targets."""
+
+    def full(self, stream: Any) -> Row:
+        cards, rule, values, steps, target = self.deal(stream)
+        answer = prompts.answer(cards, values, steps, target)
+        head = f"{prompts.OPEN}{prompts.quoted(cards)}"
+        return self._document(prompts.framed("", target, rule, True) + head, answer.removeprefix(head))
+
+
+@dataclass(frozen=True)
+class PictureConfig:
+    """The picture phase. ``full``: share of the batches whose rows hold a whole answer; the others stop behind the cards.
+
+    ``inks``: those of the pictures, never red; ``black``: share of the cards in black, the rest in one of the others.
+    """
+
+    full: float = 0.3
+    inks: tuple[str, ...] = ("blue", "green", "purple", "teal", "grey")
+    black: float = 0.5
+    full_rows: int = 16
+
+
+class PictureCorpus:
+    """Pictures of random cards, and what they show. A batch is a function of (configuration, seed, step)."""
+
+    def __init__(self, encoder: PhraseEncoder, image_tokens: int, written: Corpus, config: PictureConfig, seed: int) -> None:
+        self.encode, self.image_tokens, self.written = encoder, image_tokens, written
+        self.config, self.seed = config, seed
+
+    def batch(self, step: int, rows: int) -> SftBatch:
+        """The batch of a step with its images; ``full_rows`` rows of whole answers, or ``rows`` short ones."""
+        stream = python_random(self.seed, "pictures", step)
+        whole = stream.random() < self.config.full
+        made = [(self.full if whole else self.reading)(stream) for _ in range(self.config.full_rows if whole else rows)]
+        images = stack([self.picture(cards, stream) for cards, _ in made])
+        return *pad_rows([row for _, row in made], self.encode.pad), images
+
+    def picture(self, cards: Sequence[str], stream: Any) -> Any:
+        """The cards in random suits, each in black or in one ink of its own."""
+        suits = tuple(stream.choices(hands.SUITS, k=4))
+        inks = ["black" if stream.random() < self.config.black else stream.choice(self.config.inks) for _ in cards]
+        return drawing.draw(tuple(cards), suits, tuple(inks), stream.getrandbits(31))
+
+    def reading(self, stream: Any) -> tuple[Sequence[str], Row]:
+        """A picture without a task, then its cards."""
+        cards = hands.cards_of(stream.choices(range(1, 14), k=4))
+        return cards, self._row(f"{prompts.SAME}{IMAGE}{prompts.REPLY_TRACE}", f"{prompts.OPEN}{prompts.quoted(cards)}")
+
+    def full(self, stream: Any) -> tuple[Sequence[str], Row]:
+        """The task's own layout with another target, its cards as a picture."""
+        cards, rule, values, steps, target = self.written.deal(stream)
+        context = prompts.framed(IMAGE, target, rule, True)
+        return cards, self._row(context, prompts.answer(cards, values, steps, target), [self.encode.eos])
+
+    def _row(self, context: str, answer: str, end: Sequence[int] = ()) -> Row:
+        head = expand([self.encode.bos, *self.encode(context)], self.encode.ids[IMAGE], self.image_tokens)
+        tail = [*self.encode(answer), *end]
+        return [*head, *tail], [0] * len(head) + [1] * len(tail)
+
+
+def _task(hand: tuple[int, ...], rule: hands.Rule, look: str, seed: int, index: int) -> dict:
+    cards = hands.shuffled_cards(hand, seed, index)
+    stream = python_random(seed, "look", index, *cards)
+    suits = stream.choices(drawing.SUITS_OF[look], k=4)
+    return {"cards": list(cards), "face_values": list(rule), "suits": suits, "drawing": stream.getrandbits(31)}
+
+
+def evaluation_tasks(chosen: Hands, rule: hands.Rule, look: str, seed: int, orders: int) -> list[dict]:
+    """Every hand in ``orders`` card orders and pictures, hand-major. The two looks differ in suit and ink alone."""
+    return [_task(hand, rule, look, seed, order) for hand in chosen for order in range(orders)]
+
+
+def training_tasks(train: Hands, seed: int, step: int, count: int) -> list[dict]:
+    """The tasks of an RL step: training rule, black suits; a longer list begins with the shorter one."""
+    stream = python_random(seed, "tasks", step)
+    order = stream.sample(range(len(train)), len(train))
+    chosen = [train[order[i % len(train)]] for i in range(count)]
+    return [_task(hand, hands.TRAINING_RULE, "black", seed, step * 100_000 + i) for i, hand in enumerate(chosen)]
+
+
+def demonstration_batches(
+    model: Any, tokenizer: Any, answers: WorkedAnswers, trace: bool, seed: int, count: int
+) -> Callable[[int], SftBatch]:
+    """step -> batch of worked answers to pictures of training hands in black suits, under the training rule."""
+    fast = PhraseEncoder(tokenizer) if len(tokenizer) < 1000 else None
+    prompt = prompts.framed(IMAGE, hands.TARGET, hands.TRAINING_RULE, trace)
+    head = [fast.bos, *fast(prompt)] if fast else encode_prompt(tokenizer, prompt)
+    head = expand(head, model.config.image_token_id, image_tokens(model))
+
+    def batch(step: int) -> SftBatch:
+        rows, images = [], []
+        stream = python_random(seed, "demonstrations", step)
+        for cards, values, steps in answers.draw(stream, count):
+            text = prompts.answer(cards, values, steps, hands.TARGET, trace) + tokenizer.eos_token
+            tail = fast(text) if fast else tokenizer(text, add_special_tokens=False)["input_ids"]
+            rows.append(([*head, *tail], [0] * len(head) + [1] * len(tail)))
+            suits = tuple(stream.choices(drawing.SUITS_OF["black"], k=4))
+            images.append(drawing.draw(tuple(cards), suits, ("black",) * 4, stream.getrandbits(31)))
+        return *pad_rows(rows, tokenizer.pad_token_id), stack(images)
+
+    return batch
