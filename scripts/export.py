@@ -85,7 +85,9 @@ def card(
     """The model card in Markdown: what it is, how to load it, how it was made, what it scored and what it cost."""
     adapter = read_json(folder / "adapter_config.json")
     base = adapter.get("base_model_name_or_path") if adapter else getattr(chosen, "model_path", None)
-    front: dict[str, Any] = {"library_name": "peft" if adapter else "transformers", "pipeline_tag": "text-generation"}
+    sees = "vision_config" in (read_json(folder / "config.json") or {})
+    front: dict[str, Any] = {"library_name": "peft" if adapter else "transformers"}
+    front["pipeline_tag"] = "image-text-to-text" if sees else "text-generation"
     front |= {"base_model": base} if base else {"license": "apache-2.0"}
     front["tags"] = ["reinforcement-learning", f"experiment-{number}", cell.arm]
     rights = "The licence of the base model applies." if base else "Licence: Apache-2.0, like the code that made it."
@@ -99,7 +101,7 @@ def card(
         "---", yaml.safe_dump(front, sort_keys=False, allow_unicode=True).rstrip(), "---", "",
         f"# Experiment {number}, arm {cell.arm}, seed {cell.seed}", "",
         f"{title} Scale: {chosen.scale}. Made by `{command(number, chosen)}`. {rights}", "",
-        "## Use", "", "```python", *_loading(bool(adapter), base), "```", "",
+        "## Use", "", "```python", *_loading(bool(adapter), base, sees), "```", "",
         "## Result of this seed on the test split", "",
         "One seed is no evidence; the report of the experiment compares all seeds with intervals.", "", *table, "",
         "## Cost", "", *spent, "",
@@ -109,17 +111,18 @@ def card(
     ])  # fmt: skip
 
 
-def _loading(adapter: bool, base: str | None) -> list[str]:
-    lines = ["from transformers import AutoModelForCausalLM, AutoTokenizer"]
+def _loading(adapter: bool, base: str | None, sees: bool) -> list[str]:
+    kind = "AutoModelForImageTextToText" if sees else "AutoModelForCausalLM"
+    lines = [f"from transformers import {kind}, AutoTokenizer"]
     if not adapter:
         return [
             *lines,
-            'model = AutoModelForCausalLM.from_pretrained(".")',
+            f'model = {kind}.from_pretrained(".")',
             'tokenizer = AutoTokenizer.from_pretrained(".")',
         ]
     return [
         "from peft import PeftModel", *lines,
-        f'model = PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained("{base}"), ".")',
+        f'model = PeftModel.from_pretrained({kind}.from_pretrained("{base}"), ".")',
         'tokenizer = AutoTokenizer.from_pretrained(".")',
     ]  # fmt: skip
 
