@@ -11,6 +11,7 @@ from pathlib import Path
 
 from common.checkpoints import load_model, save_model
 from common.config import cli, number_keys, run_folder, seed_list
+from common.files import read_json_lines
 from common.jobs import Cell, Job, cell_folder, complete_cell
 from common.records import read_jsonl
 from common.runlog import RunLog
@@ -76,6 +77,9 @@ def train_and_evaluate(settings: Settings, arm: str, seed: int, start: Path, fol
         evaluator = Evaluator(settings, tokenizer, log, split_seed, seed)
         model, meter = branches.train_branch(settings, branch, start, split_seed, seed, folder, log, evaluator)
         save_model(model, tokenizer, folder / "model")
+        steps = max((row["step"] for row in read_json_lines(folder / "metrics.jsonl")), default=0)
+        for name, used in (("step_used", steps), ("flops_used", meter.flops)):
+            log.record(split="train", metric=name, value=float(used), n=1, step=100, final=True)
         evaluator.final(model, reference)
         log.cost(flops=meter.flops, tokens_forward=meter.tokens_forward, tokens_trained=meter.tokens_trained)
 
