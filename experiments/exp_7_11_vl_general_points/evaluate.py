@@ -80,7 +80,7 @@ class Evaluator:
         config = self.settings.evaluation
         for split in self.splits:
             orders = 1 if split == "train" else config.orders
-            episodes, count = self.play(model, split, orders)
+            episodes, count = self.play(model, split, orders, config.hands)
             metrics = episode_metrics(episodes)
             for metric, values in metrics.items():
                 items = [sum(values[i * orders : (i + 1) * orders]) / orders for i in range(count)]

@@ -34,9 +34,13 @@ class Branch:
 
 @dataclass(frozen=True)
 class EvaluationConfig:
-    """``orders``: card orders (and pictures) per hand at the end; ``curve_hands``: hands per split along the way."""
+    """``orders``: card orders (and pictures) per hand at the end, of at most ``hands`` hands per split (None: of all).
+
+    ``curve_hands``: hands per split along the way.
+    """
 
     orders: int = 2
+    hands: int | None = None
     curve_hands: int = 100
     points: int = 4
     temperature: float = 1.0
