@@ -62,8 +62,9 @@ def to_batch(episodes: list[Episode], tokenizer: Any, model: Any) -> Batch:
     """The episodes as right-padded tensors on the model's device."""
     batch = collate(episodes, tokenizer.pad_token_id)
     device = network(model).device
-    images = None if batch.images is None else batch.images.to(device)
-    return Batch(*(getattr(batch, name).to(device) for name in BATCH_FIELDS), images)
+    moved = Batch(*(getattr(batch, name).to(device) for name in BATCH_FIELDS))
+    moved.images = None if batch.images is None else batch.images.to(device)
+    return moved
 
 
 def learnable(episodes: list[Episode], algo: AlgoConfig) -> Tensor:

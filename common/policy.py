@@ -61,8 +61,9 @@ def check_head(model: Any) -> None:
 def select(batch: Batch, rows: Tensor) -> Batch:
     """The rows of a batch, cut to the longest of them."""
     longest = int(batch.attention_BT[rows].sum(1).max())
-    images = None if batch.images is None else batch.images.take(rows)
-    return Batch(*(getattr(batch, name)[rows, :longest] for name in BATCH_FIELDS), images)
+    part = Batch(*(getattr(batch, name)[rows, :longest] for name in BATCH_FIELDS))
+    part.images = None if batch.images is None else batch.images.take(rows)
+    return part
 
 
 BATCH_FIELDS = ("ids_BT", "attention_BT", "mask_BT", "logp_BT", "turn_BT")

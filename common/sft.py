@@ -30,8 +30,10 @@ from common.schema import one_of, within
 from common.target_losses import RATIO_LEVELS, SFT_VARIANTS, dft_weights, importance_weights, keep_lowest, kl_divergence
 from common.vision import Images, meter_for
 
-# (ids_BT, attention_BT, mask_BT): token ids, 1 on real tokens, 1 on targets; then the rows' images, if they show any.
-SftBatch = tuple[torch.Tensor, torch.Tensor, torch.Tensor] | tuple[torch.Tensor, torch.Tensor, torch.Tensor, Images]
+# (ids_BT, attention_BT, mask_BT): token ids, 1 on real tokens, 1 on targets.
+SftBatch = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
+# The same with what the rows show; None where they show nothing.
+SeenBatch = tuple[torch.Tensor, torch.Tensor, torch.Tensor, Images | None]
 
 
 @dataclass(frozen=True)
@@ -123,7 +125,7 @@ def rate_factor(config: SftConfig, step: int, progress: float) -> float:
 
 def train_sft(
     model: nn.Module,
-    batch_at: Callable[[int], SftBatch],
+    batch_at: Callable[[int], SftBatch | SeenBatch],
     config: SftConfig,
     *,
     budget: Budget,
@@ -148,18 +150,21 @@ def train_sft(
     model.train()
     while not meter.exhausted(budget, step):
         started = time.perf_counter()
-        batch = tuple(part.to(next(model.parameters()).device) for part in batch_at(step))
+        device = next(model.parameters()).device
+        *tensors, images = images_apart(batch_at(step))
+        ids_BT, attention_BT, mask_BT = (tensor.to(device) for tensor in tensors)
         factor = rate_factor(config, step, meter.used(budget, step))
         for optimizer in optimizers:
             for group in optimizer.param_groups:
                 group["lr"] = group["peak"] * factor
             optimizer.zero_grad(set_to_none=True)
+        batch = ids_BT, attention_BT, mask_BT, None if images is None else images.to(device)
         values = accumulate(model, reference, batch, config, meter)
         grad_norm = nn.utils.clip_grad_norm_(model.parameters(), config.grad_clip)
         for optimizer in optimizers:
             optimizer.step()
         step += 1
-        tokens = int(batch[1].sum())
+        tokens = int(attention_BT.sum())
         meter.add_train(tokens)
         if step % log_every == 0 or meter.exhausted(budget, step):
             rate = tokens / (time.perf_counter() - started)
@@ -178,7 +183,7 @@ def train_sft(
 
 
 def accumulate(
-    model: nn.Module, reference: nn.Module | None, batch: SftBatch, config: SftConfig, meter: Meter
+    model: nn.Module, reference: nn.Module | None, batch: SftBatch | SeenBatch, config: SftConfig, meter: Meter
 ) -> dict[str, torch.Tensor]:
     """Adds the gradient of one batch, piece by piece; the loss, and for a variant the plain loss and the mean weight."""
     ids_BT, attention_BT, mask_BT, images = images_apart(batch)
@@ -207,7 +212,7 @@ def accumulate(
     return {"loss/policy": loss} | ({} if config.variant == "nll" else {"loss/sft": plain, "sft/weight": weight})
 
 
-def images_apart(batch: SftBatch) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, Images | None]:
+def images_apart(batch: SftBatch | SeenBatch) -> SeenBatch:
     """(ids_BT, attention_BT, mask_BT, images), the last None where the rows show none."""
     return batch if len(batch) == 4 else (*batch, None)
 
@@ -216,7 +221,7 @@ def images_apart(batch: SftBatch) -> tuple[torch.Tensor, torch.Tensor, torch.Ten
 def compare(
     model: nn.Module,
     reference: nn.Module | None,
-    batch: SftBatch,
+    batch: SftBatch | SeenBatch,
     pieces: Sequence[torch.Tensor],
     config: SftConfig,
     meter: Meter,

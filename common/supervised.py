@@ -9,7 +9,7 @@ from typing import Any
 from common.checkpoints import save_model
 from common.compute import Budget
 from common.runlog import RunLog
-from common.sft import SftBatch, SftConfig, train_sft
+from common.sft import SeenBatch, SftBatch, SftConfig, train_sft
 from common.stages import stage
 
 SFT_MODULES = [
@@ -40,7 +40,7 @@ def supervised(
     config: SftConfig,
     steps: int,
     model: Callable[[], tuple[Any, Any]],
-    batches: Callable[[Any], Callable[[int], SftBatch]],
+    batches: Callable[[Any], Callable[[int], SftBatch | SeenBatch]],
     key: Any,
     modules: Sequence[str],
     inputs: Sequence[Path] = (),

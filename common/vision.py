@@ -128,7 +128,8 @@ def meter_for(model: nn.Module) -> Meter:
         count = sum(p.numel() for p in part)
         forward += FORWARD_FLOPS * count
         trained += (TRAIN_FLOPS if any(p.requires_grad for p in part) else FORWARD_FLOPS) * count
-    vision: Any = model.config.vision_config
+    config: Any = model.config
+    vision = config.vision_config
     patches = (vision.image_size // vision.patch_size) ** 2
     own = parameter_count(model) - sum(p.numel() for p in [*encoder, *projector])
     return Meter(own, image_flops=(forward * patches, trained * patches))
@@ -150,27 +151,26 @@ def add_eyes(decoder: Any, config: VisionConfig, image_token_id: int, seed: int)
 
     if config.image_size % config.patch_size or config.hidden % config.heads:
         raise ValueError(f"vision: image_size must be a multiple of patch_size, hidden of heads; got {asdict(config)}")
-    vision = SiglipVisionConfig(
-        hidden_size=config.hidden,
-        intermediate_size=config.feedforward,
-        num_hidden_layers=config.layers,
-        num_attention_heads=config.heads,
-        image_size=config.image_size,
-        patch_size=config.patch_size,
-        vision_use_head=False,
-    )
+    eyes: dict[str, Any] = {
+        "hidden_size": config.hidden,
+        "intermediate_size": config.feedforward,
+        "num_hidden_layers": config.layers,
+        "num_attention_heads": config.heads,
+        "image_size": config.image_size,
+        "patch_size": config.patch_size,
+        "vision_use_head": False,
+    }
+    ends = {name: getattr(decoder.config, name) for name in ("bos_token_id", "eos_token_id", "pad_token_id")}
     model = LlavaForConditionalGeneration(
         LlavaConfig(
-            vision_config=vision,
+            vision_config=SiglipVisionConfig(**eyes),
             text_config=decoder.config,
             image_token_index=image_token_id,
             image_seq_length=config.tokens,
             vision_feature_layer=-1,
             vision_feature_select_strategy="full",
             tie_word_embeddings=decoder.config.tie_word_embeddings,
-            bos_token_id=decoder.config.bos_token_id,
-            eos_token_id=decoder.config.eos_token_id,
-            pad_token_id=decoder.config.pad_token_id,
+            **ends,
         )
     )
     stream = generator(seed, "eyes")

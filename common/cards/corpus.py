@@ -35,7 +35,8 @@ def random_play(values: list[int], stream: random.Random) -> list[hands.Step] | 
 
     The larger operand of + and * stands first, as in the solver's canonical form.
     """
-    left, steps = list(values), []
+    left = list(values)
+    steps: list[hands.Step] = []
     while len(left) > 1:
         a = left.pop(stream.randrange(len(left)))
         b = left.pop(stream.randrange(len(left)))

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import string
 from collections.abc import Collection
-from typing import Any, ClassVar
+from typing import Any
 
 import gymnasium
 from gymnasium import spaces
@@ -33,8 +33,6 @@ class GeneralPoints(gymnasium.Env):
     info after a step: success, reason, class, parts (kind -> points), recognised, cards_correct, rule10, trace, run_on,
     trial (1-based); info after a reset: cards, values, face_values, target, success False.
     """
-
-    metadata: ClassVar = {"render_modes": []}
 
     def __init__(
         self,

@@ -15,7 +15,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import lru_cache
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from common.cards import hands, prompts
 from common.verifiers import answers, expressions
@@ -112,7 +112,7 @@ def grade(text: str, task: Deal, switches: Collection[str] = ()) -> Grade:
         if "loose_json" not in switches:
             return Grade("no_answer", found.reason or "", {"no_answer": POINTS["no_answer"]}, run_on=found.run_on)
         loose = _LOOSE_FORMULA.search(text[: answers.MAX_TEXT])
-        fields = {"cards": [], "number": [], "formula": loose.group(1) if loose else ""}
+        fields: dict[str, Any] = {"cards": [], "number": [], "formula": loose.group(1) if loose else ""}
     else:
         fields = found.value
     written = fields["formula"]

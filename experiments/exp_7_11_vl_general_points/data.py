@@ -15,7 +15,7 @@ from transformers import PreTrainedTokenizerFast
 from common.cards import hands, prompts
 from common.cards.corpus import Corpus, Row, WorkedAnswers, vocabulary
 from common.seeding import python_random
-from common.sft import SftBatch, pad_rows
+from common.sft import SeenBatch, pad_rows
 from common.tokenizers import PhraseEncoder, build_phrase_tokenizer, encode_prompt
 from common.vision import IMAGE, expand, image_tokens, stack
 from experiments.exp_7_11_vl_general_points import drawing
@@ -59,7 +59,7 @@ class PictureCorpus:
         self.encode, self.image_tokens, self.written = encoder, image_tokens, written
         self.config, self.seed = config, seed
 
-    def batch(self, step: int, rows: int) -> SftBatch:
+    def batch(self, step: int, rows: int) -> SeenBatch:
         """The batch of a step with its images; ``full_rows`` rows of whole answers, or ``rows`` short ones."""
         stream = python_random(self.seed, "pictures", step)
         whole = stream.random() < self.config.full
@@ -112,14 +112,14 @@ def training_tasks(train: Hands, seed: int, step: int, count: int) -> list[dict]
 
 def demonstration_batches(
     model: Any, tokenizer: Any, answers: WorkedAnswers, trace: bool, seed: int, count: int
-) -> Callable[[int], SftBatch]:
+) -> Callable[[int], SeenBatch]:
     """step -> batch of worked answers to pictures of training hands in black suits, under the training rule."""
     fast = PhraseEncoder(tokenizer) if len(tokenizer) < 1000 else None
     prompt = prompts.framed(IMAGE, hands.TARGET, hands.TRAINING_RULE, trace)
     head = [fast.bos, *fast(prompt)] if fast else encode_prompt(tokenizer, prompt)
     head = expand(head, model.config.image_token_id, image_tokens(model))
 
-    def batch(step: int) -> SftBatch:
+    def batch(step: int) -> SeenBatch:
         rows, images = [], []
         stream = python_random(seed, "demonstrations", step)
         for cards, values, steps in answers.draw(stream, count):
