@@ -1,16 +1,13 @@
 """7-11-vl end to end at smoke scale: the public command, a SIGKILL, the same bytes, a model that loads."""
 
 import json
-import os
 import re
-import signal
 import subprocess
 import sys
-import time
-from pathlib import Path
 
 import pytest
 import torch
+from tests.experiments.harness import command, kill_when, records
 
 from common.config import ConfigError, compose
 from common.jobs import Cell
@@ -18,8 +15,6 @@ from common.study import run_study
 from experiments.exp_7_11_vl_general_points import run
 from experiments.exp_7_11_vl_general_points.settings import Settings
 
-ROOT = Path(__file__).resolve().parents[2]
-RUN = [sys.executable, "-m", "experiments.exp_7_11_vl_general_points.run", "scale=smoke", "workers=1"]
 ARMS = ["start", "ppo", "grpo_frozen"]
 
 
@@ -35,11 +30,6 @@ def go_on(folder):
         run.run_cell(settings, arm, 100)
     cells = [Cell(arm, 100) for arm in ARMS]
     assert run_study(settings, [], cells, claims=run.CLAIMS, figures=run.figures, sections=run.sections) == 0
-
-
-def records(folder):
-    (file,) = (folder / "results").rglob("records.jsonl")
-    return file.read_bytes()
 
 
 @pytest.fixture(scope="module")
@@ -82,15 +72,8 @@ def test_the_frozen_arm_keeps_its_eyes_and_the_others_do_not(whole):
 
 def test_killed_in_the_midst_of_an_arm_it_ends_with_the_same_records(whole, tmp_path):
     """The command that `make exp-7-11-vl SCALE=smoke` runs, killed with its workers, then gone on with."""
-    process = subprocess.Popen(
-        [*RUN, *changes(tmp_path)], cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True
-    )
-    deadline = time.monotonic() + 300
-    while not list((tmp_path / "runs").glob("7-11-vl/smoke/main/base/ppo/seed100/state.pt")):
-        assert process.poll() is None and time.monotonic() < deadline
-        time.sleep(0.01)
-    os.killpg(process.pid, signal.SIGKILL)
-    process.wait()
+    line = command("exp_7_11_vl_general_points", tmp_path, f"arms=[{','.join(ARMS)}]", "workers=1")
+    kill_when(line, f"{tmp_path}/runs/7-11-vl/smoke/main/base/ppo/seed100/state.pt")
     cells = tmp_path / "runs/7-11-vl/smoke/main/base"
     assert (cells / "start/seed100/DONE").is_file() and not (cells / "ppo/seed100/DONE").exists()
     go_on(tmp_path)
