@@ -47,7 +47,7 @@ class PictureConfig:
     """
 
     full: float = 0.3
-    inks: tuple[str, ...] = ("blue", "green", "purple", "teal", "grey")
+    inks: tuple[str, ...] = drawing.COOL
     black: float = 0.5
     full_rows: int = 16
 

@@ -1,11 +1,17 @@
-"""The figures of 7-11-vl, from records alone."""
+"""The figures of 7-11-vl, from records alone, and what the pictures look like."""
 
+import base64
 from pathlib import Path
+
+import numpy as np
 
 from common.cards.hands import RANKS
 from common.claims import load_claims
+from common.files import write_text
 from common.records import Record
 from common.report.figures import bars, curve
+from common.seeding import python_random
+from experiments.exp_7_11_vl_general_points import drawing
 
 LABELS = load_claims(Path(__file__).with_name("claims.yaml")).labels
 PUBLISHED = {
@@ -35,7 +41,39 @@ def figures(records: list[Record], folder: Path) -> list[str]:
         title = f"Cards read off pictures in {look} suits along training"
         file = folder / f"recognition-{split}.svg"
         names.append(curve(records, split, "recognition", trained, file, title=title, unit="rate", **share))
-    return names
+    return [*names, looks(folder / "looks.svg")]
+
+
+def looks(path: Path, columns: int = 5) -> str:
+    """Writes example pictures, one look a row, equal cards and jitter in a column; the file's name.
+
+    The pixels stand in the SVG as a bitmap without compression, so that every machine writes the same bytes.
+    """
+    stream = python_random("looks")
+    rows: list[list[np.ndarray]] = [[], [], []]
+    for seed in range(columns):
+        cards = tuple(stream.choices(RANKS, k=4))
+        picks = [tuple(stream.choices(drawing.SUITS_OF[look], k=4)) for look in ("black", "red")] + [("S", "H", "D", "C")]
+        inks = [drawing.in_their_ink(suits) for suits in picks[:2]] + [drawing.COOL]
+        for row, suits, ink in zip(rows, picks, inks, strict=True):
+            row.append(drawing.draw(cards, suits, ink, seed))
+    image = np.vstack([np.hstack(row) for row in rows])
+    height, width, _ = image.shape
+    numbers = {2: 54 + image.size, 10: 54, 14: 40, 18: width, 22: height, 34: image.size}  # byte offset -> four-byte field
+    head = bytearray(54)
+    for place, number in numbers.items():
+        head[place : place + 4] = number.to_bytes(4, "little")
+    head[:2], head[26], head[28] = b"BM", 1, 24
+    data = base64.b64encode(bytes(head) + image[::-1, :, ::-1].tobytes()).decode()  # rows upwards, blue first
+    title = "What a model sees, four cards a picture: training (top), the visual shift, other inks of pre-training (bottom)"
+    svg = (
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" width="{3 * width}" height="{3 * height}">'
+        f'<metadata><dc:title xmlns:dc="http://purl.org/dc/elements/1.1/">{title}</dc:title></metadata>'
+        f'<image width="{width}" height="{height}" style="image-rendering: pixelated" href="data:image/bmp;base64,{data}"/>'
+        "</svg>\n"
+    )
+    write_text(path, svg)
+    return path.name
 
 
 def mean(records: list[Record], arm: str, split: str, metric: str) -> float | None:
