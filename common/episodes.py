@@ -217,9 +217,7 @@ def _step_each(envs: Sequence[gymnasium.Env], texts: Sequence[str]) -> list[tupl
     return [env.step(text) for env, text in zip(envs, texts, strict=True)]
 
 
-def _take(
-    episode: Episode, env: gymnasium.Env, completion: Completion, text: str, reply: tuple, turn: int, last: bool
-) -> Any:
+def _take(episode: Episode, env: gymnasium.Env, completion: Completion, text: str, reply: tuple, turn: int, last: bool) -> Any:
     """Takes what the environment said to one answer; the observation when the episode goes on, else None."""
     episode.append(completion.ids, completion.logps, turn)
     episode.tokens_forward += len(completion.ids)

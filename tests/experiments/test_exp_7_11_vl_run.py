@@ -7,13 +7,13 @@ import sys
 
 import pytest
 import torch
-from tests.experiments.harness import command, kill_when, records
 
 from common.config import ConfigError, compose
 from common.jobs import Cell
 from common.study import run_study
 from experiments.exp_7_11_vl_general_points import run
 from experiments.exp_7_11_vl_general_points.settings import Settings
+from tests.experiments.harness import command, kill_when, records
 
 ARMS = ["start", "ppo", "grpo_frozen"]
 
