@@ -10,6 +10,7 @@ import pytest
 import torch
 from gymnasium.utils.env_checker import check_env
 
+from common import tuning
 from common.config import ConfigError, compose
 from common.files import read_json_lines
 from common.models import DecoderConfig
@@ -377,8 +378,9 @@ def test_what_cannot_work_is_refused_in_one_sentence(typed, words):
 
 
 def test_the_table_of_tries_is_their_record_and_the_rates_are_the_best_of_as_many_tries_for_every_arm():
-    rows, settings = read_json_lines(tune.FILE), compose(NUMBER, Settings, [])
-    assert tune.table(rows) in tune.README.read_text(encoding="utf-8") and all(row["seed"] < 100 for row in rows)
+    rows, settings = read_json_lines(tune.TUNING.file), compose(NUMBER, Settings, [])
+    assert tuning.tuning_table(tune.TUNING, rows) in (tune.TUNING.folder / "README.md").read_text(encoding="utf-8")
+    assert all(row["seed"] < 100 for row in rows)
     trained = [arm for arm, branch in settings.branches.items() if branch.method != "none"]
     assert sorted(tune.RATES) == sorted(trained)
     for arm in trained:

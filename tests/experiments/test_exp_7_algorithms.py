@@ -7,9 +7,11 @@ import gymnasium
 import pytest
 from gymnasium.utils.env_checker import check_env
 
+from common import tuning
 from common.checkpoints import save_model
 from common.config import ConfigError, compose
 from common.episodes import Episode
+from common.files import read_json_lines
 from common.models import build_decoder
 from common.pairs import step_pairs
 from common.runlog import RunLog
@@ -390,16 +392,16 @@ def test_the_try_to_take():
 
 
 def test_the_readmes_table_of_tries_is_the_record_of_tries_and_all_arms_had_the_same_number():
-    tries = [json.loads(line) for line in tune.FILE.read_text().splitlines()] if tune.FILE.exists() else []
-    block = tune.README.read_text().split(tune.BLOCK[0])[1].split(tune.BLOCK[1])[0].strip()
-    assert block == (tune.table(tries) if tries else "")
+    tries = read_json_lines(tune.TUNING.file)
+    block = (tune.TUNING.folder / "README.md").read_text().split(tuning.BLOCK[0])[1].split(tuning.BLOCK[1])[0].strip()
+    assert block == tuning.tuning_table(tune.TUNING, tries)
     counts = {arm: sum(row["arm"] == arm for row in tries) for arm in {row["arm"] for row in tries} - {"start"}}
     assert set(counts.values()) <= {3} and all(row["seed"] < 100 for row in tries)
 
 
 def test_the_rates_of_the_arms_are_the_ones_that_were_taken():
     settings = compose(NUMBER, Settings, [])
-    tries = [json.loads(line) for line in tune.FILE.read_text().splitlines()] if tune.FILE.exists() else []
+    tries = read_json_lines(tune.TUNING.file)
     for arm in {row["arm"] for row in tries} - {"start"}:
         assert settings.branches[arm].lr == tune.best([row for row in tries if row["arm"] == arm])["lr"], arm
 
