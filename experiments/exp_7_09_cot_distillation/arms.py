@@ -11,36 +11,25 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from common.compute import Budget, Meter
+import common.arm
+from common.arm import stay
+from common.compute import Meter
 from common.episodes import Episode
 from common.grpo import train_grpo
 from common.models import parameter_count
 from common.rejection import row_batches, train_rejection
-from common.runlog import RunLog
 from common.sft import train_sft
 from common.tokenizers import PhraseEncoder
 from experiments.exp_7_09_cot_distillation import data, selection, stages, traces
 from experiments.exp_7_09_cot_distillation.env import StatedSums
 from experiments.exp_7_09_cot_distillation.evaluate import record_data
-from experiments.exp_7_09_cot_distillation.settings import Branch, Settings
 
 
 @dataclass
-class Arm:
-    """A cell at work: what is trained, on which problems, and where its files and numbers go."""
+class Arm(common.arm.Arm):
+    """With the problems it trains on and its teachers' answers."""
 
-    name: str
-    settings: Settings
-    model: Any
-    tokenizer: Any
-    seed: int
-    folder: Path
-    log: RunLog
     answers: dict[str, Path]  # teacher -> the stage with its answers
-
-    @property
-    def branch(self) -> Branch:
-        return self.settings.branches[self.name]
 
     def task_at(self, step: int, count: int) -> list[dict]:
         """The tasks of a step."""
@@ -49,7 +38,7 @@ class Arm:
     def where(self, more: float = 0.0) -> dict[str, Any]:
         """The budget, and where files and numbers go."""
         flops = self.branch.budget * self.settings.branch_flops + more
-        return {"budget": Budget(flops=flops), "log": self.log, "folder": self.folder}
+        return self.loop(flops)
 
     def teachers_price(self) -> Meter:
         """What the answers cost that the arm's selection takes."""
@@ -62,11 +51,6 @@ def train(arm: Arm) -> Meter:
     """Trains the arm's model in place; returns the compute it used, whatever the method."""
     meter: Meter = METHODS[arm.branch.method](arm)
     return meter
-
-
-def stay(arm: Arm) -> Meter:
-    """The start or the teacher itself."""
-    return Meter(parameter_count(arm.model))
 
 
 def distil(arm: Arm) -> Meter:

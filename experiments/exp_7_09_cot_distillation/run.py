@@ -29,7 +29,7 @@ CLAIMS = Path(__file__).with_name("claims.yaml")
 CODE = [
     *stages.SAMPLE_CODE,
     *(stages.HERE + name for name in ("arms", "evaluate", "run", "stages")),
-    *(f"common.{name}" for name in ("advantages", "algo", "compute", "grpo", "loop", "policy")),
+    *(f"common.{name}" for name in ("advantages", "algo", "arm", "compute", "grpo", "loop", "policy")),
 ]
 TEACHER = "text"  # whose lead is recovered by arms without a teacher of their own
 

@@ -6,42 +6,32 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from common.compute import Budget, Meter
+import common.arm
+from common.arm import stay
+from common.compute import Meter
 from common.credits import make_credit
 from common.grpo import train_grpo
 from common.guests import Guests
 from common.judge import Judged
 from common.models import parameter_count
 from common.rejection import row_batches
-from common.runlog import RunLog
 from common.sft import train_sft
 from common.tokenizers import PhraseEncoder
 from experiments.exp_7_14_rlvp import data
 from experiments.exp_7_14_rlvp.evaluate import Evaluator
 from experiments.exp_7_14_rlvp.scripts import FAILING, PERFECT
-from experiments.exp_7_14_rlvp.settings import Branch, Settings, WorldConfig
+from experiments.exp_7_14_rlvp.settings import WorldConfig
 from experiments.exp_7_14_rlvp.stages import load_judge
 
 MIXES = {"perfect": PERFECT, "failing": FAILING}
 
 
 @dataclass
-class Arm:
-    """A cell at work: what is trained, in which world, and where its files and numbers go."""
+class Arm(common.arm.Arm):
+    """With the world it acts in."""
 
-    name: str
-    settings: Settings
-    model: Any
-    tokenizer: Any
-    seed: int
-    folder: Path
-    log: RunLog
     evaluator: Evaluator
     judge: Path | None = None
-
-    @property
-    def branch(self) -> Branch:
-        return self.settings.branches[self.name]
 
     @property
     def world(self) -> WorldConfig:
@@ -49,24 +39,14 @@ class Arm:
 
     def where(self) -> dict[str, Any]:
         """Budget, files and the points of the learning curve, in percent of the budget."""
-        flops, points = self.branch.budget * self.world.flops, self.settings.evaluation.points
-
-        def evaluate(step: int, used: int) -> None:
-            self.evaluator.curve(self.model, 100 * min(points, int(points * used / flops)) // points)
-
-        return {
-            "budget": Budget(flops=flops),
-            "log": self.log,
-            "folder": self.folder,
-            "evaluate": evaluate,
-            "evaluate_every_flops": flops / points,
-        }
+        flops = self.branch.budget * self.world.flops
+        return self.curve(flops, self.evaluator.curve, self.settings.evaluation.points)
 
 
 def train(arm: Arm) -> Meter:
     """Trains the arm's model in place; returns the compute it used."""
     if arm.branch.method == "none":
-        return Meter(parameter_count(arm.model))
+        return stay(arm)
     arm.evaluator.curve(arm.model, 0)
     return supervise(arm) if arm.branch.method == "sft" else reinforce(arm)
 

@@ -30,8 +30,8 @@ NUMBER = "7-14"
 TITLE = "RLVP: reward the outcome, penalise the path"
 CLAIMS = Path(__file__).with_name("claims.yaml")
 COMMON = (
-    "advantages", "algo", "compute", "credits", "decoding", "evaluation", "grpo", "guests", "judge", "loop", "lora", "policy",
-    "rollout",
+    "advantages", "algo", "arm", "compute", "credits", "decoding", "evaluation", "grpo", "guests", "judge", "loop", "lora",
+    "policy", "rollout",
 )  # fmt: skip
 CODE = [*(stages.HERE + name for name in ("arms", "evaluate", "run", "stages")), *SFT_MODULES]
 CODE += [f"common.{name}" for name in COMMON]

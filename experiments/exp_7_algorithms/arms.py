@@ -11,7 +11,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from common.compute import Budget, Meter
+import common.arm
+from common.arm import stay
+from common.compute import Meter
 from common.distill import train_distill
 from common.episodes import Episode
 from common.grpo import train_grpo
@@ -21,36 +23,19 @@ from common.ppo import train_ppo
 from common.preference import train_dpo, train_kto, train_online_dpo
 from common.rejection import train_rejection
 from common.reward_model import LearnedReward
-from common.runlog import RunLog
 from common.sft import train_sft
 from common.tokenizers import PhraseEncoder
 from experiments.exp_7_algorithms import chains, data, stages
 from experiments.exp_7_algorithms.env import ArithmeticChains
 from experiments.exp_7_algorithms.evaluate import Evaluator
-from experiments.exp_7_algorithms.settings import Branch, Settings
 
 
 @dataclass
-class Arm:
-    """A cell at work: what is trained, on which chains, and where its files and numbers go."""
+class Arm(common.arm.Arm):
+    """With the chains it trains on and the stages that its method needs."""
 
-    name: str
-    settings: Settings
-    model: Any
-    tokenizer: Any
-    seed: int
-    folder: Path
-    log: RunLog
     evaluator: Evaluator
     inputs: dict[str, Path]  # "teacher", "reward": the stages that the method needs
-
-    @property
-    def branch(self) -> Branch:
-        return self.settings.branches[self.name]
-
-    @property
-    def config(self) -> Any:
-        return self.settings.arm_config(self.name)
 
     @property
     def train_chains(self) -> tuple[chains.Chain, ...]:
@@ -62,30 +47,14 @@ class Arm:
 
     def where(self, spent: Meter | None = None) -> dict[str, Any]:
         """Budget, files and the points of the learning curve: percent of what is left once `spent` is paid."""
-        left = max(0.0, self.branch.budget * self.settings.branch_flops - (spent.flops if spent else 0))
-        points = self.settings.evaluation.points
-
-        def evaluate(step: int, flops: int) -> None:
-            self.evaluator.curve(self.model, 100 * min(points, int(points * flops / max(left, 1.0))) // points)
-
-        return {
-            "budget": Budget(flops=left),
-            "log": self.log,
-            "folder": self.folder,
-            "evaluate": evaluate,
-            "evaluate_every_flops": max(left, 1.0) / points,
-        }
+        left = self.branch.budget * self.settings.branch_flops - (spent.flops if spent else 0)
+        return self.curve(left, self.evaluator.curve, self.settings.evaluation.points)
 
 
 def train(arm: Arm) -> Meter:
     """Trains the arm's model in place; returns the compute it used, whatever the method."""
     meter: Meter = METHODS[arm.branch.method](arm)
     return meter
-
-
-def stay(arm: Arm) -> Meter:
-    """The start itself, and best-of-N, which only samples more."""
-    return Meter(parameter_count(arm.model))
 
 
 def supervise(arm: Arm) -> Meter:

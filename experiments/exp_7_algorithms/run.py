@@ -31,7 +31,7 @@ CODE = [
     *(
         f"common.{name}"
         for name in (
-            "advantages", "algo", "compute", "distill", "evaluation", "grpo", "loop", "policy", "ppo", "preference",
+            "advantages", "algo", "arm", "compute", "distill", "evaluation", "grpo", "loop", "policy", "ppo", "preference",
             "target_losses", "trl_adapter",
         )
     ),

@@ -7,42 +7,27 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import common.arm
+from common.arm import stay
 from common.checkpoints import load_model
-from common.compute import Budget, Meter
+from common.compute import Meter
 from common.distill import train_distill
 from common.episodes import Episode
 from common.grpo import train_grpo
 from common.models import parameter_count
 from common.pretrained import encoder_of
 from common.rejection import row_batches
-from common.runlog import RunLog
 from common.sft import train_sft
 from experiments.exp_7_opd_distillation import chains, data, stages
 from experiments.exp_7_opd_distillation.evaluate import Evaluator
-from experiments.exp_7_opd_distillation.settings import Branch, Settings
 
 
 @dataclass
-class Arm:
-    """One arm of one seed: what its loop needs. ``inputs``: "teacher", "answers", the stages its method needs."""
+class Arm(common.arm.Arm):
+    """With the tasks it trains on; ``inputs``: "teacher", "answers", the stages that its method needs."""
 
-    name: str
-    settings: Settings
-    model: Any
-    tokenizer: Any
-    seed: int
-    folder: Path
-    log: RunLog
     evaluator: Evaluator
     inputs: dict[str, Path]
-
-    @property
-    def branch(self) -> Branch:
-        return self.settings.branches[self.name]
-
-    @property
-    def config(self) -> Any:
-        return self.settings.arm_config(self.name)
 
     def task_at(self, step: int, count: int) -> list[dict]:
         """The tasks of a step."""
@@ -57,8 +42,7 @@ class Arm:
         def evaluate(step: int, used: int) -> None:
             self.evaluator.on_the_way(self.model, step, spent + used)
 
-        budget = Budget(flops=max(0.0, flops - spent))
-        return {"budget": budget, "log": self.log, "folder": self.folder, "evaluate": evaluate, "evaluate_every_flops": 1.0}
+        return self.loop(flops - spent, evaluate)
 
     def until_fault(self) -> Callable[[Episode], list[int]]:
         """episode -> 1 on the tokens up to and with the first that a check of the steps refuses."""
@@ -98,11 +82,6 @@ def train(arm: Arm) -> Meter:
     """Trains the arm's model in place; returns the compute it used, whatever the method."""
     meter: Meter = METHODS[arm.branch.method](arm)
     return meter
-
-
-def stay(arm: Arm) -> Meter:
-    """The start itself."""
-    return Meter(parameter_count(arm.model))
 
 
 def supervise(arm: Arm) -> Meter:

@@ -32,7 +32,8 @@ CODE = [
     *(
         f"common.{name}"
         for name in (
-            "advantages", "algo", "compute", "distill", "evaluation", "grpo", "lora", "loop", "policy", "sft", "target_losses",
+            "advantages", "algo", "arm", "compute", "distill", "evaluation", "grpo", "lora", "loop", "policy", "sft",
+            "target_losses",
         )
     ),
 ]  # fmt: skip

@@ -4,42 +4,25 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
-from common.compute import Budget, Meter
+import common.arm
+from common.arm import stay
+from common.compute import Meter
 from common.distill import train_distill
 from common.grpo import train_grpo
-from common.models import parameter_count
 from common.pretrained import encoder_of
 from common.rejection import row_batches
-from common.runlog import RunLog
 from common.sft import train_sft
 from experiments.exp_7_opsd_self_distillation import data, stages, tasks
 from experiments.exp_7_opsd_self_distillation.evaluate import Evaluator
-from experiments.exp_7_opsd_self_distillation.settings import Branch, Settings
 
 
 @dataclass
-class Arm:
-    """One arm of one seed: what its loop needs."""
+class Arm(common.arm.Arm):
+    """With the tasks it trains on and what the self-teacher reads."""
 
-    name: str
-    settings: Settings
-    model: Any
-    tokenizer: Any
-    seed: int
-    folder: Path
-    log: RunLog
     evaluator: Evaluator
-
-    @property
-    def branch(self) -> Branch:
-        return self.settings.branches[self.name]
-
-    @property
-    def config(self) -> Any:
-        return self.settings.arm_config(self.name)
 
     @property
     def items(self) -> tuple[tasks.Task, ...]:
@@ -55,24 +38,13 @@ class Arm:
 
     def where(self) -> dict[str, Any]:
         """Budget, files, and the evaluations on the way (asked after every step)."""
-        return {
-            "budget": Budget(flops=self.settings.branch_flops),
-            "log": self.log,
-            "folder": self.folder,
-            "evaluate": lambda step, used: self.evaluator.on_the_way(self.model, step, used),
-            "evaluate_every_flops": 1.0,
-        }
+        return self.loop(self.settings.branch_flops, lambda step, used: self.evaluator.on_the_way(self.model, step, used))
 
 
 def train(arm: Arm) -> Meter:
     """Trains the arm's model in place; returns the compute it used, whatever the method."""
     meter: Meter = METHODS[arm.branch.method](arm)
     return meter
-
-
-def stay(arm: Arm) -> Meter:
-    """The base itself."""
-    return Meter(parameter_count(arm.model))
 
 
 def supervise(arm: Arm) -> Meter:

@@ -32,7 +32,7 @@ CODE = [
     *(
         f"common.{name}"
         for name in (
-            "advantages", "algo", "compute", "decoding", "distill", "episodes", "evaluation", "fused", "grpo", "lora",
+            "advantages", "algo", "arm", "compute", "decoding", "distill", "episodes", "evaluation", "fused", "grpo", "lora",
             "loop", "policy", "rollout", "seeding", "sft", "target_losses",
         )
     ),
