@@ -36,9 +36,10 @@ def answer_in(text: str) -> str | None:
 
 def number(text: str) -> Decimal | None:
     """The value of a plain decimal number, without `$`, `%` and `,`; None where it is none."""
-    stripped = text.strip()
+    stripped = text
     for sign in "$%,":
         stripped = stripped.replace(sign, "")
+    stripped = stripped.strip()
     return Decimal(stripped) if len(stripped) < 100 and _NUMBER.match(stripped) else None
 
 

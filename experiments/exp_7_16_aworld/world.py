@@ -6,6 +6,7 @@ written by the library that its format belongs to (or, for PDF, PNG and WAV, by 
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import json
 from dataclasses import asdict, dataclass
@@ -75,6 +76,7 @@ class World:
         return hashlib.sha256(strict_json(asdict(self), sort_keys=True).encode()).hexdigest()[:16]
 
 
+@functools.lru_cache(512)
 def make_world(number: int) -> World:
     """The world of that number."""
     stream = python_random("aworld", number)

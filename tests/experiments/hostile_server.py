@@ -48,7 +48,7 @@ def on_call(number, name):
     if HOW == "noisy":
         print("Welcome to the server!\n\nloading ...", flush=True)
     if HOW == "late":
-        time.sleep(1.5)
+        time.sleep(2.5)
         return send({"jsonrpc": "2.0", "id": number, "result": text("the late reply")})
     if HOW == "huge":
         return send({"jsonrpc": "2.0", "id": number, "result": text("x" * 5_000_000)})

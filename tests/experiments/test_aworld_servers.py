@@ -86,7 +86,7 @@ def test_servers_end_when_their_client_is_killed(root):
 
 def test_a_client_of_someone_elses_making_lists_and_calls_every_tool_of_a_server(root):
     counts = asyncio.run(listed_and_called(root, 0, ["calendar", "tables"]))
-    assert counts == (15, 15)
+    assert counts == (14, 14)
 
 
 def test_m03_m05_only_the_protocol_goes_to_stdout_and_bad_frames_are_survived(root):

@@ -13,8 +13,8 @@ from mcp.client.stdio import StdioServerParameters
 from experiments.exp_7_16_aworld.supervisor import LOST, Patience, ServerFault, Supervisor
 
 SERVER = Path(__file__).with_name("hostile_server.py")
-PATIENCE = Patience(start_s=20.0, call_s=0.5, ping_s=0.5, pause_s=0.0)
-LONG = Patience(start_s=20.0, call_s=20.0, ping_s=20.0, pause_s=0.0)
+PATIENCE = Patience(start_s=60.0, call_s=1.0, ping_s=1.0, pause_s=0.0)
+LONG = Patience(start_s=60.0, call_s=60.0, ping_s=60.0, pause_s=0.0)
 
 
 def commands(*kinds):
@@ -55,7 +55,7 @@ def test_m01_m02_a_lost_call_is_a_reply_in_time_and_the_next_call_meets_a_server
 
     lost, took, after, count, restarts = play(script, kind)
     assert (lost.text, lost.failed, lost.lost) == (LOST, True, True)
-    assert took < 10  # half a second, on a machine that has other things to do
+    assert took < 20  # a second for the call and one for a sign of life, on a machine that has other things to do
     assert (after.text, after.failed) == (f"quick from {kind}", False)
     assert count == 1 and restarts == (0 if kind == "malformed" else 1)  # a server that answers pings goes on
 

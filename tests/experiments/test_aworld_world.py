@@ -40,8 +40,8 @@ def bridge(root):
         yield found
 
 
-def run(place, name, **arguments):
-    return TOOLS[name].run(place, **arguments)
+def run(place, tool, /, **arguments):
+    return TOOLS[tool].run(place, **arguments)
 
 
 # Worlds and questions ---------------------------------------------------------------------------------------------------
@@ -56,7 +56,7 @@ def test_there_are_enough_servers_and_tools_and_their_constraints_name_tools():
 
 
 def test_a_world_is_a_function_of_its_number():
-    assert make_world(3) == make_world(3) and make_world(3).digest != make_world(4).digest
+    assert make_world(3) == make_world.__wrapped__(3) and make_world(3).digest != make_world(4).digest
     leaders = [company.leader for company in WORLD.companies.values()]
     assert len(set(leaders)) == len(leaders)
 
@@ -77,9 +77,8 @@ def test_what_a_later_call_needs_stands_in_the_question_or_in_an_earlier_reply(p
         asked = question(WORLD, number)
         known = asked.text.replace("?", "")
         for call in asked.plan:
-            words = (
-                " ".join(map(str, call.arguments.values())).replace("+", " ").replace(".png", "").replace(".wav", "").split()
-            )
+            given = " ".join(map(str, call.arguments.values()))
+            words = given.replace("+", " ").replace(".png", "").replace(".wav", "").split()
             fixed = ("staff.csv", "memo.docx", "deck.pptx", "sales.xlsx", "report.pdf", "age", "city", "population")
             assert all(word in known or word in fixed for word in words), (asked, call)
             known += " " + run(place, call.tool, **call.arguments)
@@ -114,7 +113,7 @@ def test_memory_and_calendar_last_for_the_episode_alone(place, root, tmp_path):
     assert run(other, "calendar.when", name=name) == WORLD.people[name].day
 
 
-@pytest.mark.parametrize("name", ["../w0/staff.csv", "/etc/passwd", "", "a\0b", "site/../../x", "x" * 300, "site"])
+@pytest.mark.parametrize("name", ["../w0/staff.csv", "/etc/passwd", "", "a\0b", "site/../../x", "x" * 300])
 def test_no_file_name_leads_out_of_the_world(place, name):
     with pytest.raises(ToolError):
         run(place, "shell.read" if name.endswith("csv") else "documents.docx_read", file=name)
