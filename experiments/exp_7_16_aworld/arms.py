@@ -8,14 +8,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import common.arm
 from common.algo import AlgoConfig
+from common.arm import stay
 from common.compute import Budget, Meter
 from common.episodes import run_episodes
 from common.files import read_json_lines
 from common.grpo import train_grpo
-from common.models import parameter_count
 from common.rejection import row_batches
-from common.runlog import RunLog
 from common.seeding import generator
 from common.sft import train_sft
 from experiments.exp_7_16_aworld import data
@@ -25,37 +25,20 @@ from experiments.exp_7_16_aworld.evaluate import Evaluator
 from experiments.exp_7_16_aworld.hub import Bridge, ServerHub
 from experiments.exp_7_16_aworld.scripts import PERFECT
 from experiments.exp_7_16_aworld.servers import SERVERS
-from experiments.exp_7_16_aworld.settings import Branch, Settings
 
 
 @dataclass
-class Arm:
-    """A cell at work: what is trained, on which environments, and where its files and numbers go."""
+class Arm(common.arm.Arm):
+    """With the worlds and the environments it acts in."""
 
-    name: str
-    settings: Settings
-    model: Any
-    tokenizer: Any
-    seed: int
-    folder: Path
-    log: RunLog
     worlds: Path
     envs: Envs
     evaluator: Evaluator
 
-    @property
-    def branch(self) -> Branch:
-        return self.settings.branches[self.name]
-
     def where(self) -> dict[str, Any]:
         """Budget, files and the points of the learning curve, in percent of the budget."""
-        flops, points = self.branch.budget * self.settings.flops, self.settings.evaluation.points
-
-        def evaluate(step: int, used: int) -> None:
-            self.evaluator.curve(self.model, 100 * min(points, int(points * used / flops)) // points)
-
-        every = {"evaluate": evaluate, "evaluate_every_flops": flops / points}
-        return {"budget": Budget(flops=flops), "log": self.log, "folder": self.folder, **every}
+        flops = self.branch.budget * self.settings.flops
+        return self.curve(flops, self.evaluator.curve, self.settings.evaluation.points)
 
     def task_at(self, step: int, count: int) -> list[dict[str, Any]]:
         """The training tasks of a step."""
@@ -64,7 +47,7 @@ class Arm:
 
 def episodes_played(arm: Arm) -> int:
     """Episodes of the cell: all of a policy gradient's steps, and the last evaluation."""
-    evaluation, algo = arm.settings.evaluation, arm.settings.arm_config(arm.name)
+    evaluation, algo = arm.settings.evaluation, arm.config
     played = evaluation.questions * evaluation.samples
     if not isinstance(algo, AlgoConfig) or arm.branch.method != "grpo":
         return played
@@ -74,7 +57,7 @@ def episodes_played(arm: Arm) -> int:
 
 def train(arm: Arm) -> Meter:
     """Trains the arm's model in place, or measures; returns the compute it used."""
-    meter, method = Meter(parameter_count(arm.model)), arm.branch.method
+    method = arm.branch.method
     if method == "pace":
         measure_pace(arm)
     elif method == "clients":
@@ -85,12 +68,13 @@ def train(arm: Arm) -> Meter:
         arm.evaluator.curve(arm.model, 0)
         meter = supervise(arm) if method == "sft" else reinforce(arm)
         arm.evaluator.training_records(arm.folder)
-    return meter
+        return meter
+    return stay(arm)
 
 
 def supervise(arm: Arm) -> Meter:
     """SFT on perfect scripts about the training worlds."""
-    settings, config = arm.settings, arm.settings.arm_config(arm.name)
+    settings, config = arm.settings, arm.config
     rows = data.scripted_rows(
         arm.tokenizer, arm.worlds, "train", settings.worlds.train, PERFECT, settings.sft_scripts, arm.seed,
         settings.env_options(), settings.conditions,
@@ -102,15 +86,14 @@ def supervise(arm: Arm) -> Meter:
 def reinforce(arm: Arm) -> Meter:
     """A policy gradient on the marked answers; the calls of all episodes in flight run side by side."""
     envs = Envs(arm.envs.bridge, arm.worlds, **arm.settings.env_options(arm.branch.price))
-    algo = arm.settings.arm_config(arm.name)
-    return train_grpo(arm.model, arm.tokenizer, envs, arm.task_at, algo, seed=arm.seed, **arm.where())
+    return train_grpo(arm.model, arm.tokenizer, envs, arm.task_at, arm.config, seed=arm.seed, **arm.where())
 
 
 def measure_pace(arm: Arm) -> None:
     """Times rollouts at the latency of `pace`, many at once and one at a time, and their share of GRPO's steps."""
     settings, pace = arm.settings, arm.settings.pace
     slow = {"all": {**settings.conditions.get("all", {}), "latency_s": pace.latency_s}}
-    algo = settings.arm_config(arm.name)
+    algo = arm.config
     hub = ServerHub(arm.worlds, slow, settings.patience, arm.folder / "servers.log")
     with Bridge(hub) as bridge:
         bridge.wait(hub.supervisor.start(settings.served or ()))

@@ -121,7 +121,6 @@ class Evaluator:
         for level in LEVELS:
             hits = [success for success, e in zip(values["success"], episodes, strict=True) if e.infos[0]["level"] == level]
             self.put("questions", f"level_{level}", *share(int(sum(hits)), len(hits)))
-        self.put("hard", "success", *share(int(sum(hits)), len(hits)))  # the last level's, for the choice of rates
         kl = kl_on_samples(self.start, episodes, self.tokenizer.pad_token_id, self.settings.evaluation.temperature)
         self.put("questions", "kl_start", kl, len(episodes))
         some = episodes[:: max(1, len(episodes) // ROLLOUTS)]

@@ -3,6 +3,7 @@
 import functools
 import json
 import re
+import shutil
 from pathlib import Path
 
 import gymnasium
@@ -69,6 +70,7 @@ def test_every_arm_ends_with_its_numbers(whole):
 
 
 def test_killed_in_the_middle_of_an_arm_it_ends_with_the_records_of_an_undisturbed_run(whole, tmp_path):
+    shutil.copytree(whole / "runs/stages", tmp_path / "runs/stages")
     line = command(EXPERIMENT, tmp_path, "workers=1", "arms=[grpo]")
     kill_when(line, f"{tmp_path}/runs/7-16/smoke/main/base/grpo/seed100/state.pt")
     run(line)
