@@ -16,7 +16,6 @@ from typing import Any
 
 from experiments.exp_7_16_aworld.desk import Conditions, Desk, forget
 from experiments.exp_7_16_aworld.servers import SERVERS
-from experiments.exp_7_16_aworld.supervisor import own_command
 from experiments.exp_7_16_aworld.tool import Tool
 from experiments.exp_7_16_aworld.world import DECK, MEMO, REPORT, SALES, SHEETS, STAFF, World, make_world
 
@@ -58,6 +57,8 @@ async def listed_and_called(root: Path, number: int, names: Sequence[str] = tupl
     from chuk_mcp.protocol.messages.tools.send_messages import send_tools_call, send_tools_list
     from chuk_mcp.transports.stdio.parameters import StdioParameters
     from chuk_mcp.transports.stdio.stdio_client import stdio_client
+
+    from experiments.exp_7_16_aworld.supervisor import own_command
 
     world, right, total = make_world(number), 0, 0
     for name in names:

@@ -28,6 +28,11 @@ from experiments.exp_7_16_aworld.servers.desk import DAYS
 
 SPLITS = {"train": range(500), "validation": range(500, 600), "test": range(600, 1000), "start": range(1000, 2000)}
 QUESTIONS = 10_000  # of a world
+ERRORS = (
+    *("no such file", "no such page", "no such row", "no such column", "no such sheet", "no such part", "no such article"),
+    *("no such field", "no such paper", "no such note", "nothing kept", "nothing kept of that year", "no meeting", "no words"),
+    *("not a png file", "not a wav file", "the file cannot be read", "bad file name", "no sandbox on this machine"),
+)  # what a caller in the compact language can bring about
 _HOLES = re.compile(r"\{[xyab]\}")
 PHRASES = (
     *(piece for template in (*(r.words for r in RELATIONS.values()), *COMBINE.values()) for piece in _HOLES.split(template)),
@@ -39,7 +44,8 @@ PHRASES = (
     *("name", "age", "city", "company", "units", "population", "height", "area", "author", "year", "cited"),
     *(" is led by ", " was led by ", " in ", " works at ", " sits in ", " earned ", " costs "),
     *("; ", " ", "+", "print(", ")", "red", "green", "blue", "kept", "none", "nothing found", "nobody", "no meeting"),
-    *(BAD, NEEDS, EXCLUDED, BUDGET, UNAVAILABLE, QUOTA, "error: ", "right", "wrong"),
+    *(BAD, NEEDS, EXCLUDED, BUDGET, UNAVAILABLE, QUOTA, "right", "wrong"),
+    *(f"error: {text}" for text in ERRORS),
 )  # fmt: skip
 
 

@@ -22,6 +22,7 @@ from common.schema import within
 from experiments.exp_7_16_aworld.tool import Place, Server, ToolError
 
 WORLD, EPISODE, DRAW = "aworld/world", "aworld/episode", "aworld/draw"
+PASSING = "aworld/passing"  # in a result's _meta: the failure may pass
 UNAVAILABLE = "error: not available, try again"
 QUOTA = "error: quota used up"
 LONGEST = 20_000  # characters of an answer; more is cut in its middle
@@ -41,6 +42,25 @@ class Conditions:
         within("conditions.latency_s", self.latency_s, 0, 60)
         within("conditions.failure_rate", self.failure_rate, 0, 0.9)
         within("conditions.quota", self.quota, 0)
+
+
+@dataclass(frozen=True)
+class Patience:
+    """Seconds: for a start with its handshake, for a call, for a sign of life after a lost call, and from the first failed
+    start to the next one (doubled with each further failure, up to a minute)."""
+
+    start_s: float = 30.0
+    call_s: float = 20.0
+    ping_s: float = 5.0
+    pause_s: float = 1.0
+
+    def __post_init__(self) -> None:
+        for key in ("start_s", "call_s", "ping_s"):
+            within(f"patience.{key}", getattr(self, key), 0, above=True)
+        within("patience.pause_s", self.pause_s, 0)
+
+
+PATIENCE = Patience()
 
 
 @dataclass(frozen=True)

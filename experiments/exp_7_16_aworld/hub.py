@@ -15,10 +15,9 @@ from pathlib import Path
 from typing import IO, Any, Protocol, TypeVar
 
 from common.files import json_line, locked, read_json_lines, strict_json
-from experiments.exp_7_16_aworld.desk import DRAW, EPISODE, WORLD, Desk, Reply, conditions_of
+from experiments.exp_7_16_aworld.desk import DRAW, EPISODE, PATIENCE, WORLD, Desk, Patience, Reply, conditions_of
 from experiments.exp_7_16_aworld.questions import Call
 from experiments.exp_7_16_aworld.servers import SERVERS
-from experiments.exp_7_16_aworld.supervisor import PATIENCE, Patience, Supervisor, own_command
 
 Result = TypeVar("Result")
 ConditionTable = Mapping[str, Mapping[str, Any]]
@@ -70,6 +69,8 @@ class ServerHub:
     def __init__(
         self, root: Path, conditions: ConditionTable | None = None, patience: Patience = PATIENCE, errors: Path | None = None
     ) -> None:
+        from experiments.exp_7_16_aworld.supervisor import Supervisor, own_command  # a second of imports: only for servers
+
         self.errors: IO[str] = open(errors or "/dev/null", "a", encoding="utf-8")  # noqa: SIM115 - open as long as the servers
         commands = {name: own_command(name, root, conditions_of(conditions or {}, name)) for name in SERVERS}
         self.supervisor = Supervisor(commands, patience, self.errors)

@@ -18,10 +18,9 @@ import mcp_types as types
 from mcp.server.lowlevel import Server as Protocol
 from mcp.server.stdio import stdio_server
 
-from experiments.exp_7_16_aworld.desk import Conditions, Desk
+from experiments.exp_7_16_aworld.desk import PASSING, Conditions, Desk
 from experiments.exp_7_16_aworld.servers import SERVERS
 
-PASSING = "aworld/passing"  # in a result's _meta: the failure may pass
 DEFAULT = Path("runs/7-16/worlds")
 
 

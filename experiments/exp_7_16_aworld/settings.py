@@ -13,11 +13,10 @@ from common.models import DecoderConfig
 from common.schema import ConfigError, build, one_of, within
 from common.sft import SftConfig
 from experiments.exp_7_16_aworld.data import SPLITS
-from experiments.exp_7_16_aworld.desk import conditions_of
+from experiments.exp_7_16_aworld.desk import Patience, conditions_of
 from experiments.exp_7_16_aworld.protocol import SYNTAXES
 from experiments.exp_7_16_aworld.scripts import Mix
 from experiments.exp_7_16_aworld.servers import SERVERS
-from experiments.exp_7_16_aworld.supervisor import Patience
 
 METHODS = ("none", "sft", "grpo", "pace", "clients")
 TOOLS = ("servers", "local", "record", "replay")

@@ -25,9 +25,7 @@ from mcp import ClientSession
 from mcp.client.stdio import StdioServerParameters, stdio_client
 from mcp_types import PaginatedRequestParams
 
-from common.schema import within
-from experiments.exp_7_16_aworld.desk import Conditions, Reply, cut
-from experiments.exp_7_16_aworld.serve import PASSING
+from experiments.exp_7_16_aworld.desk import PASSING, PATIENCE, Conditions, Patience, Reply, cut
 
 ROOT = Path(__file__).resolve().parents[2]
 LOST = "error: the server did not answer"
@@ -40,25 +38,6 @@ NUMBERED = 'echo $$ > "$0"; exec "$@"'
 
 class ServerFault(RuntimeError):
     """A server cannot be used; the message names it and says why."""
-
-
-@dataclass(frozen=True)
-class Patience:
-    """Seconds: for a start with its handshake, for a call, for a sign of life after a lost call, and from the first failed
-    start to the next one (doubled with each further failure, up to a minute)."""
-
-    start_s: float = 30.0
-    call_s: float = 20.0
-    ping_s: float = 5.0
-    pause_s: float = 1.0
-
-    def __post_init__(self) -> None:
-        for key in ("start_s", "call_s", "ping_s"):
-            within(f"patience.{key}", getattr(self, key), 0, above=True)
-        within("patience.pause_s", self.pause_s, 0)
-
-
-PATIENCE = Patience()
 
 
 @dataclass

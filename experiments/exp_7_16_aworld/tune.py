@@ -15,7 +15,7 @@ from common.tuning import Column, Tuning, main
 from experiments.exp_7_16_aworld.run import NUMBER, run_cell
 from experiments.exp_7_16_aworld.settings import Settings
 
-RATES = (5e-4, 1e-3, 2e-3)
+RATES = (1e-3, 2e-3)
 COLUMNS = {
     "success": Column("right answers", ("questions", "success")),
     "level_3": Column("of four calls or more", ("questions", "level_3")),

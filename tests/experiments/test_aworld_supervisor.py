@@ -10,7 +10,8 @@ import psutil
 import pytest
 from mcp.client.stdio import StdioServerParameters
 
-from experiments.exp_7_16_aworld.supervisor import LOST, Patience, ServerFault, Supervisor
+from experiments.exp_7_16_aworld.desk import Patience
+from experiments.exp_7_16_aworld.supervisor import LOST, ServerFault, Supervisor
 
 SERVER = Path(__file__).with_name("hostile_server.py")
 PATIENCE = Patience(start_s=60.0, call_s=1.0, ping_s=1.0, pause_s=0.0)
