@@ -65,16 +65,19 @@ class Evaluator:
         return episodes, nothink_P.tolist() if mode == "free" else [float(mode == "nothink")] * len(tasks)
 
     def curve(self, model: Any, percent: int) -> None:
-        """A point of the learning curve: P(</think>) of each split, and of the trained levels together success and length too.
+        """A point of the learning curve: success, length and P(</think>) of the trained levels together, and P by split.
 
-        Steps are percent of the arm's compute.
+        By split only where the branch asks for it: the levels it trains on, if it names some, else all. Steps are percent of
+        the arm's compute.
         """
         config, pooled = self.settings.evaluation, dict[str, list[float]]()
+        own = [f"level{level}" for level in self.branch.levels] or (list(self.splits) if self.branch.level_curves else [])
         played = self.play(model, self.mode_of, config.curve_samples, config.curve_items)
         for split, (episodes, nothink) in played.items():
             values = self.values(episodes)
             found = {name: mean(values[name]) for name in ("success", "length")} | {"nothink_p": mean(nothink)}
-            self.write(split, {"nothink_p": found["nothink_p"]}, len(nothink), percent)
+            if split in own:
+                self.write(split, {"nothink_p": found["nothink_p"]}, len(nothink), percent)
             if split in self.family.pooled:
                 for name, value in found.items():
                     pooled.setdefault(name, []).append(value)

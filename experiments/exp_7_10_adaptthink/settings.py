@@ -19,8 +19,9 @@ METHODS = ("none", "adaptthink", "grpo", "router", "routed")
 class Branch:
     """What an arm does after the start. ``mode``: how it answers when measured. ``answer_tokens``: of a NoThinking answer.
 
-    ``skips``: how often its start skips thinking, in place of start_skips. ``levels``: trains on these alone. ``router_delta``:
-    a router skips thinking on levels where that costs the start less.
+    ``skips``: how often its start skips thinking, in place of start_skips. ``levels``: trains on these alone. ``level_curves``:
+    records the learning curve of every level. ``router_delta``: a router skips thinking on levels where that costs the start
+    less.
 
     ``changes``: keys of the method's own configuration. ``lr`` stands apart because validation chooses it. ``budget``:
     multiple of branch_flops.
@@ -32,6 +33,7 @@ class Branch:
     answer_tokens: int = 8
     skips: float | None = None
     levels: list[int] = field(default_factory=list)
+    level_curves: bool = False
     router_delta: float = 0.05
     lr: float | None = None
     changes: dict[str, Any] = field(default_factory=dict)

@@ -9,6 +9,7 @@ import pytest
 import torch
 from gymnasium.utils.env_checker import check_env
 
+from common import tuning
 from common.config import compose
 from common.files import read_json_lines
 from common.modes import end_think_id
@@ -337,6 +338,16 @@ def test_what_is_measured_of_a_scripted_policy(monkeypatch):
     assert [routed.value(f"level{level}", "nothink_p") for level in chains.LEVELS] == [1, 0, 1, 0, 0, 0]
     assert [routed.value(f"level{level}", "length") for level in chains.LEVELS] == [8, 15, 8, 21, 24, 27]
     assert routed.value("id", "success") == pytest.approx(2 / 6)
+    splits = {
+        "adaptthink": {*(f"level{level}" for level in chains.LEVELS), "ood", "id"},
+        "delta_0": {"id"},
+        "floor_t3": {"level6", "id"},
+    }
+    for arm, wanted in splits.items():
+        along = Notes()
+        Evaluator(config, families.family_of(config), config.branches[arm], TOKENIZER, along, 100).curve(None, 30)
+        assert {row["split"] for row in along.rows} == wanted and {row["step"] for row in along.rows} == {30}
+        assert along.value("id", "success") == 0.5 and along.value("id", "nothink_p") == 0.25
 
 
 # --- problems from files --------------------------------------------------------------------------------------------
@@ -408,7 +419,14 @@ def test_bad_answers_may_be_left_out_and_are_counted(tmp_path, capsys):
     assert "1 problems left out" in capsys.readouterr().out
 
 
-def test_the_table_of_tries_is_the_record_of_tries():
-    tries = read_json_lines(tune.FILE)
+def test_the_table_of_tries_is_the_record_of_tries_and_the_rates_are_those_taken():
+    tries, config = read_json_lines(tune.TUNING.file), compose("7-10", Settings, [])
     assert tries and all(row["seed"] < 100 for row in tries)
-    assert tune.table(tries) in tune.README.read_text()
+    block = (tune.TUNING.folder / "README.md").read_text().split(tuning.BLOCK[0])[1].split(tuning.BLOCK[1])[0].strip()
+    assert block == tuning.tuning_table(tune.TUNING, tries)
+    for arm, rates in tune.RATES.items():
+        own = [row for row in tries if row["arm"] == arm and not row["note"]]
+        assert sorted(row["lr"] for row in own) == sorted(rates)
+        assert tune.best(own)["lr"] == config.branches[arm].lr, arm
+    for arm in ("delta_0", "delta_01", "delta_02", "floor_token", "floor_t3", "floor_t8"):
+        assert config.branches[arm].lr == config.branches["adaptthink"].lr
