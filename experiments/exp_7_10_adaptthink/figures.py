@@ -73,7 +73,8 @@ def frontier(records: list[Record], arms: list[str], path: Path) -> str:
                 height=4.2) as (figure, axes):  # fmt: skip
         axes.plot([x for x, _ in best], [100 * y for _, y in best], color="#999999", linewidth=1.0)
         for index, (arm, (x, y)) in enumerate(known.items()):
-            marker, colour = MARKERS[index % len(MARKERS)], COLOURS[index % len(COLOURS)]
+            # another marker when the colours begin again, so that no two arms look the same
+            marker, colour = MARKERS[(index + index // len(COLOURS)) % len(MARKERS)], COLOURS[index % len(COLOURS)]
             axes.plot(x, 100 * y, marker, color=colour, markersize=8, label=LABELS.get(arm, arm), linestyle="none")
         axes.set_xlabel("mean tokens of an answer")
         axes.set_ylabel("success, percent")
@@ -127,7 +128,7 @@ def bound_curves(records: list[Record], arms: list[str], path: Path) -> str:
             axes.axhline(100 * predicted(arm), color=colour, linestyle=":", linewidth=1.0)
         axes.set_xlabel(AXIS)
         axes.set_ylabel("P(</think>), percent")
-        figure.legend(loc="outside lower center", ncols=3)
+        figure.legend(loc="outside lower center", ncols=2, fontsize=8)
     return path.name
 
 
