@@ -131,6 +131,11 @@ class Settings(Common):
             self.arm_config(name)
         for arm in self.arms or []:
             one_of("arms", arm, self.branches)
+        for name in self.chosen() if self.problems is not None else ():
+            if self.branches[name].levels:
+                raise ConfigError(
+                    f"arms={name}: trains on levels of the generated chains alone; problems have none, leave it out."
+                )
 
     def chosen(self) -> list[str]:
         """The arms of the run: those named, else all of the study."""

@@ -203,6 +203,11 @@ def test_impossible_configurations_are_refused(change, message):
         settings(change)
 
 
+def test_arms_of_single_levels_need_the_generated_chains():
+    with pytest.raises(ConfigError, match="arms=floor_t3: trains on levels"):
+        settings("arms=[floor_t3]", "model_path=some/model", "problems={train: a.jsonl, test: {a: a.jsonl}}")
+
+
 def test_arms_differ_in_what_they_say():
     config = compose("7-10", Settings, [])
     full = config.arm_config("adaptthink")
