@@ -14,7 +14,7 @@ from common.policy import build_value_head
 from common.runlog import RunLog
 from common.schema import ConfigError
 from common.seeding import generator
-from experiments.exp_7_13_simplevla import films, tasks, train
+from experiments.exp_7_13_simplevla import clock, films, tasks, train
 from experiments.exp_7_13_simplevla.episodes import play
 from experiments.exp_7_13_simplevla.lessons import (
     Lesson,
@@ -230,3 +230,8 @@ def test_films_and_texts_tell_what_happened(played, tmp_path):
 def test_settings_that_cannot_work_are_refused_in_a_sentence(change, words):
     with pytest.raises(ConfigError, match=words):
         compose("7-13", Settings, ["scale=smoke", change])
+
+
+def test_the_clock_measures_every_start():
+    settings = compose("7-13", Settings, ["scale=smoke"])
+    assert all(0 < clock.milliseconds(settings, start) < 10_000 for start in ("one", "pixels"))
