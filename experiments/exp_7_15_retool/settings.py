@@ -121,6 +121,9 @@ class Settings(Common):
             self.arm_config(name)
         for arm in self.arms or []:
             one_of("arms", arm, self.branches)
+        for arm in self.chosen():
+            if self.problems is not None and self.branches[arm].method == "sft":
+                raise ConfigError(f"arms: {arm} needs demonstrations, and problems from files have none; choose other arms.")
 
     def _check_room(self) -> None:
         """A row that outgrew the context would end an episode without a verdict, at a reward better than a wrong answer's."""
