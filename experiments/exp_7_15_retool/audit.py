@@ -59,13 +59,13 @@ def gold(problem: Problem) -> Iterator[Case]:
 
 def mutations(problem: Problem) -> Iterator[Case]:
     """One change to a right episode each."""
-    right, wrong = problem.answer, (problem.answer + 1) % problem.modulus
+    right, wrong = problem.answer, problem.answer + 1
     gold_code = code_block(programs.write(problem, programs.STYLES[problem.kind][0]).code)
     answers = {
         "wrong number": f"{wrong}", "sign": f"+{right}", "minus": f"-{right}", "leading zero": f"0{right}",
         "decimal": f"{right}.0", "white space": f" {right}", "new line": f"{right}\n", "two numbers": f"{right} {wrong}",
-        "or": f"{right} or {wrong}", "modulo added": f"{right + problem.modulus}", "formula": f"{right}+0", "empty": "",
-        "underscore": f"{right}_", "quotes": f"'{right}'", "call": f"int({right})", "exponent": f"{right}e0",
+        "or": f"{right} or {wrong}", "modulo added": f"{right + (problem.modulus or 100)}", "formula": f"{right}+0",
+        "empty": "", "underscore": f"{right}_", "quotes": f"'{right}'", "call": f"int({right})", "exponent": f"{right}e0",
         "other digits": str(right).translate({ord("0") + d: ord("٠") + d for d in range(10)}),
     }  # fmt: skip
     for group, text in answers.items():
@@ -107,7 +107,7 @@ EXPLOITS = (
 
 def exploits(problem: Problem) -> Iterator[Case]:
     """Code that tries to end, blind or outwit the interpreter: no such program is an answer, and the next one still runs."""
-    wrong = answer_block((problem.answer + 1) % problem.modulus)
+    wrong = answer_block(problem.answer + 1)
     for code in EXPLOITS:
         yield Case("exploit", problem, (code_block(code.replace("{right}", str(problem.answer))), wrong), False)
 

@@ -97,13 +97,16 @@ def row(encode: PhraseEncoder, prompt: str, turns: Sequence[tuple[str, bool]]) -
 
 @dataclass(frozen=True)
 class CorpusConfig:
-    """``documents``: share of each kind. ``slip``: programs with a fault; ``repair``: errors that are followed by a repair.
+    """``documents``: share of each kind. ``text_kinds``: weight of each kind of problem in answers worked in the head.
+
+    ``slip``: programs with a fault; ``repair``: errors that are followed by a repair.
 
     ``late``: answers in the tool protocol that work in the head first. ``row_tokens``: filled with as many documents as fit.
     """
 
     documents: dict[str, float] = field(default_factory=dict)
-    slip: float = 0.3
+    text_kinds: dict[str, float] = field(default_factory=lambda: dict.fromkeys(KINDS, 1.0))
+    slip: float = 0.5
     repair: float = 0.5
     late: float = 0.5
     row_tokens: int = 112
@@ -114,6 +117,8 @@ class CorpusConfig:
         within("corpus.row_tokens", self.row_tokens, 64)
         if set(self.documents) - set(DOCUMENTS) or min(self.documents.values(), default=0) < 0:
             raise ConfigError(f"corpus.documents={self.documents}: shares of {', '.join(DOCUMENTS)}, not negative.")
+        if set(self.text_kinds) - set(KINDS) or sum(self.text_kinds.values()) <= 0 or min(self.text_kinds.values()) < 0:
+            raise ConfigError(f"corpus.text_kinds={self.text_kinds}: weights of {', '.join(KINDS)}, not negative, not all 0.")
 
 
 class Corpus:
@@ -132,9 +137,11 @@ class Corpus:
         ids, mask = list[int](), list[int]()
         names, weights = zip(*self.config.documents.items(), strict=True)
         while True:
-            kind = stream.choice(KINDS)
+            name = stream.choices(names, weights)[0]
+            kinds = self.config.text_kinds if name == "text" else dict.fromkeys(KINDS, 1.0)
+            kind = stream.choices(list(kinds), list(kinds.values()))[0]
             problem = problems.draw(stream, kind, stream.choice(CORPUS_LENGTHS), "corpus")
-            own, targets = self.document(stream, stream.choices(names, weights)[0], problem)
+            own, targets = self.document(stream, name, problem)
             if len(own) > self.config.row_tokens:
                 continue  # a long chain worked, programmed and repaired
             if len(ids) + len(own) > self.config.row_tokens:

@@ -1,11 +1,14 @@
 """The task: exact calculations of five kinds, their texts, their worked answers, and who may see which problem.
 
-    Start with 23, times 47, plus 16. What is left modulo 97?                          (small, medium, large: a chain)
-    Raise 23 to the power of 47 to the power of 61. What is left modulo 97?            (tower)
-    Which number times 23 leaves 16 modulo 97?                                         (equation)
+    Start with 23, plus 7, minus 5. What is the result?                             (small: chain, operands 1 to 9)
+    Start with 23, plus 47, minus 16. What is the result?                           (medium: chain, operands 10 to 60)
+    Start with 23, times 47, plus 16. What is left modulo 97?                       (large: chain with products)
+    Raise 23 to the power of 47 to the power of 61. What is left modulo 83?         (tower)
+    Which number times 23 leaves 16 modulo 97?                                      (equation)
 
-A chain is worked in the head step by step, each result reduced at once: `23*47=14+16=30<answer>30</answer>`. Modulo 11 that is
-a hundred products to know, modulo 31 nine hundred, modulo 97 nine thousand. Towers and equations have no such way.
+A chain is worked in the head step by step, with a modulus each result reduced at once: `23*47=14+16=30<answer>30</answer>`.
+Small sums are soon known by heart, two-digit ones in part, nine thousand products modulo 97 are not. Towers and equations have
+no such way. Results of small and medium chains stay within 0 to 99, so every answer is one of a hundred numbers.
 Every problem belongs to one role (corpus, train, validation, test) by a hash of what it says, so the roles share none.
 """
 
@@ -17,17 +20,20 @@ from typing import Any, NamedTuple
 
 from common.seeding import python_random, stream_seed
 
-MODULI = {"small": 11, "medium": 31, "large": 97, "tower": 97, "equation": 97}  # primes
+# Primes, or 0 for plain numbers. Of 83 - 1 the only prime factors are 2 and 41, so that towers have many different answers.
+MODULI = {"small": 0, "medium": 0, "large": 97, "tower": 83, "equation": 97}
+OPERANDS = {"small": (1, 9), "medium": (10, 60)}
+LARGEST = 99
 KINDS = tuple(MODULI)
 CHAINS = ("small", "medium", "large")
 OPERATIONS = {"*": ", times ", "+": ", plus ", "-": ", minus "}
 WEIGHTS = {"*": 2, "+": 1, "-": 1}
 LENGTHS = range(2, 5)  # operations of a chain that is trained on
 LONGER = range(5, 8)
-START, MODULO, END = "Start with ", ". What is left modulo ", "?"
+START, RESULT, MODULO, END = "Start with ", ". What is the result?", ". What is left modulo ", "?"
 RAISE, POWER = "Raise ", " to the power of "
 WHICH, LEAVES, BY = "Which number times ", " leaves ", " modulo "
-PROMPT_PHRASES = [START, MODULO, END, RAISE, POWER, WHICH, LEAVES, BY, *OPERATIONS.values()]
+PROMPT_PHRASES = [START, RESULT, MODULO, END, RAISE, POWER, WHICH, LEAVES, BY, *OPERATIONS.values()]
 ROLES = {"corpus": range(4), "train": range(4, 7), "validation": range(7, 8), "test": range(8, 10)}
 BUCKETS = 10
 
@@ -41,6 +47,7 @@ class Problem(NamedTuple):
 
     @property
     def modulus(self) -> int:
+        """0 where the result is the plain number."""
         return MODULI[self.kind]
 
     @property
@@ -48,13 +55,14 @@ class Problem(NamedTuple):
         """A chain's results, each modulo its modulus."""
         value, found = self.numbers[0], []
         for operation, number in zip(self.operations, self.numbers[1:], strict=True):
-            value = {"*": value * number, "+": value + number, "-": value - number}[operation] % self.modulus
+            value = apply(value, operation, number)
+            value = value % self.modulus if self.modulus else value
             found.append(value)
         return found
 
     @property
     def answer(self) -> int:
-        """The one right number, 0 to modulus - 1."""
+        """The one right number, 0 to 99."""
         if self.kind == "tower":
             base, power, height = self.numbers
             return pow(base, power**height, self.modulus)
@@ -64,6 +72,11 @@ class Problem(NamedTuple):
         return self.steps[-1]
 
 
+def apply(value: int, operation: str, number: int) -> int:
+    """The result of one operation; KeyError for an unknown one."""
+    return {"*": value * number, "+": value + number, "-": value - number}[operation]
+
+
 def random_problem(stream: random.Random, kind: str, length: int) -> Problem:
     """A problem of the kind; `length`: operations of a chain, of no meaning to the others."""
     modulus = MODULI[kind]
@@ -71,8 +84,22 @@ def random_problem(stream: random.Random, kind: str, length: int) -> Problem:
         return Problem(kind, (stream.randint(2, modulus - 1), stream.randint(11, 99), stream.randint(11, 99)))
     if kind == "equation":
         return Problem(kind, (stream.randint(2, modulus - 1), stream.randint(1, modulus - 1)))
+    if kind in OPERANDS:
+        return random_sum(stream, kind, length)
     operations = stream.choices(list(WEIGHTS), list(WEIGHTS.values()), k=length)
     return Problem(kind, tuple(stream.randint(2, modulus - 1) for _ in range(length + 1)), tuple(operations))
+
+
+def random_sum(stream: random.Random, kind: str, length: int) -> Problem:
+    """A chain of sums and differences whose results stay within 0 to LARGEST."""
+    numbers, operations = [value := stream.randint(0, LARGEST)], list[str]()
+    while len(operations) < length:
+        operation, number = stream.choice("+-"), stream.randint(*OPERANDS[kind])
+        if 0 <= apply(value, operation, number) <= LARGEST:
+            value = apply(value, operation, number)
+            numbers.append(number)
+            operations.append(operation)
+    return Problem(kind, tuple(numbers), tuple(operations))
 
 
 def role(problem: Problem) -> str:
@@ -106,7 +133,7 @@ def prompt(problem: Problem) -> str:
     if problem.kind == "equation":
         return f"{WHICH}{first}{LEAVES}{others[0]}{BY}{problem.modulus}{END}"
     steps = "".join(f"{OPERATIONS[op]}{number}" for op, number in zip(problem.operations, others, strict=True))
-    return f"{START}{first}{steps}{MODULO}{problem.modulus}{END}"
+    return f"{START}{first}{steps}{f'{MODULO}{problem.modulus}{END}' if problem.modulus else RESULT}"
 
 
 def working(problem: Problem) -> str:

@@ -10,17 +10,17 @@ import random
 from collections.abc import Callable
 from typing import NamedTuple
 
-from experiments.exp_7_15_retool.problems import CHAINS, Problem
+from experiments.exp_7_15_retool.problems import Problem, apply
 
 NAMES = "abcdefgh"  # a chain of 7 operations defines 7 of them
 STYLES = {"small": ("in_place", "names"), "tower": ("pow",), "equation": ("inverse", "search")}
 STYLES |= dict.fromkeys(("medium", "large"), STYLES["small"])
 FAULTS = {
-    "small": ("NameError", "TypeError", "SyntaxError", "no modulo"),
+    "small": ("NameError", "TypeError", "SyntaxError"),
     "tower": ("TimeoutError", "TimeoutError", "TimeoutError", "SyntaxError"),
     "equation": ("division", "SyntaxError"),
 }
-FAULTS |= dict.fromkeys(("medium", "large"), FAULTS["small"])
+FAULTS |= {"medium": FAULTS["small"], "large": (*FAULTS["small"], "no modulo")}
 ERRORS = ("NameError", "TypeError", "SyntaxError", "TimeoutError", "ZeroDivisionError", "ValueError", "OverflowError",
           "IndentationError", "MemoryError", "AttributeError", "IndexError")  # fmt: skip
 NOTHING = "nothing printed"
@@ -59,10 +59,15 @@ def draw(problem: Problem, stream: random.Random, slip: float) -> Written:
     return write(problem, stream.choice(STYLES[problem.kind]))
 
 
+def printed(name: str, problem: Problem) -> str:
+    """The line that prints the result."""
+    return f"print({name}%{problem.modulus})" if problem.modulus else f"print({name})"
+
+
 def in_place(problem: Problem) -> str:
     """x=23, x*=47, x+=16, print(x%97), a line each."""
     lines = [f"x{op}={number}" for op, number in zip(problem.operations, problem.numbers[1:], strict=True)]
-    return "\n".join([f"x={problem.numbers[0]}", *lines, f"print(x%{problem.modulus})"])
+    return "\n".join([f"x={problem.numbers[0]}", *lines, printed("x", problem)])
 
 
 def named_lines(problem: Problem) -> list[str]:
@@ -76,12 +81,11 @@ def named_lines(problem: Problem) -> list[str]:
 
 def names(problem: Problem) -> str:
     """The named lines, and the last one printed."""
-    last = NAMES[len(problem.operations) - 1]
-    return "\n".join([*named_lines(problem), f"print({last}%{problem.modulus})"])
+    return "\n".join([*named_lines(problem), printed(NAMES[len(problem.operations) - 1], problem)])
 
 
 def by_pow(problem: Problem) -> str:
-    """print(pow(23,47**61,97))."""
+    """print(pow(23,47**61,83))."""
     base, power, height = problem.numbers
     return f"print(pow({base},{power}**{height},{problem.modulus}))"
 
@@ -102,7 +106,7 @@ def unknown_name(problem: Problem, stream: random.Random) -> tuple[str, str]:
     """Prints a name, or goes on from one, that was never given a value."""
     missing = NAMES[len(problem.operations)]
     if stream.random() < 0.5:
-        return "\n".join([*named_lines(problem), f"print({missing}%{problem.modulus})"]), "NameError"
+        return "\n".join([*named_lines(problem), printed(missing, problem)]), "NameError"
     lines = in_place(problem).split("\n")
     return "\n".join(lines[1:]), "NameError"  # the line that gives x its value is missing
 
@@ -124,7 +128,7 @@ def no_modulo(problem: Problem, stream: random.Random) -> tuple[str, str]:
     """Prints the whole number: it runs, and is of no use."""
     value = problem.numbers[0]
     for op, number in zip(problem.operations, problem.numbers[1:], strict=True):
-        value = {"*": value * number, "+": value + number, "-": value - number}[op]
+        value = apply(value, op, number)
     return in_place(problem).rsplit("\n", 1)[0] + "\nprint(x)", shown(str(value))
 
 
@@ -154,4 +158,4 @@ FAULTY: dict[str, Callable[[Problem, random.Random], tuple[str, str]]] = {
 }  # fmt: skip
 SILENT = ("no modulo", "division")  # faults that the interpreter does not report
 
-__all__ = ["CHAINS", "CODE_PHRASES", "ERRORS", "FAULTS", "NOTHING", "SILENT", "STYLES", "Written", "draw", "shown", "write"]
+__all__ = ["CODE_PHRASES", "ERRORS", "FAULTS", "NOTHING", "SILENT", "STYLES", "Written", "draw", "shown", "write"]

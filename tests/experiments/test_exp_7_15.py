@@ -28,6 +28,7 @@ from experiments.exp_7_15_retool.settings import Settings
 CHAIN = Problem("large", (23, 47, 16, 5), ("*", "+", "-"))  # 23*47=1081, +16=1097, -5=1092; 1092 = 11*97 + 25
 TOWER = Problem("tower", (23, 47, 61))
 EQUATION = Problem("equation", (23, 16))
+SUM = Problem("small", (23, 7, 5), ("+", "-"))
 TOKENIZER = data.build_tokenizer()
 ENCODE = PhraseEncoder(TOKENIZER)
 CODE = "<code>print((23*47+16-5)%97)</code>"
@@ -56,20 +57,24 @@ def written(code):
 def test_the_texts_of_the_docstring():
     assert problems.prompt(CHAIN) == "Start with 23, times 47, plus 16, minus 5. What is left modulo 97?"
     assert problems.working(CHAIN) == "23*47=14+16=30-5=25" and CHAIN.answer == 25
-    assert problems.prompt(TOWER) == "Raise 23 to the power of 47 to the power of 61. What is left modulo 97?"
+    assert problems.prompt(TOWER) == "Raise 23 to the power of 47 to the power of 61. What is left modulo 83?"
     assert problems.prompt(EQUATION) == "Which number times 23 leaves 16 modulo 97?"
     assert problems.working(TOWER) == problems.working(EQUATION) == ""
+    assert problems.prompt(SUM) == "Start with 23, plus 7, minus 5. What is the result?" and SUM.answer == 25
+    assert programs.write(SUM, "in_place").code == "x=23\nx+=7\nx-=5\nprint(x)"
 
 
 def test_answers_by_another_way():
     assert 23 * EQUATION.answer % 97 == 16
-    assert TOWER.answer == pow(23, 47**61 % 96, 97)  # Fermat: the exponent counts modulo 96
-    assert Problem("small", (3, 10, 9), ("-", "*")).steps == [4, 3]  # 3 - 10 = -7 is 4 modulo 11
+    assert TOWER.answer == pow(23, 47**61 % 82, 83)  # Fermat: the exponent counts modulo 82
+    assert Problem("large", (3, 10, 9), ("-", "*")).steps == [90, 34]  # 3 - 10 = -7 is 90 modulo 97, 810 = 8 * 97 + 34
 
 
 def test_roles_are_disjoint_and_longer_chains_are_longer():
     assert list(audit.split_holes()) == []
     assert {len(p.operations) for p in problems.items("test", 0, "large", problems.LENGTHS, 9)} == {2, 3, 4}
+    sums = [p for kind in problems.OPERANDS for p in problems.items("train", 1, kind, problems.LONGER, 30)]
+    assert all(0 <= step <= 99 for problem in sums for step in problem.steps)
     assert {len(p.operations) for p in problems.items("test", 0, "large", problems.LONGER, 9)} == {5, 6, 7}
     assert problems.problem_of(json.loads(json.dumps(problems.options_of(CHAIN)))) == CHAIN
 
@@ -77,7 +82,7 @@ def test_roles_are_disjoint_and_longer_chains_are_longer():
 def test_programs_in_every_style():
     assert programs.write(CHAIN, "in_place").code == "x=23\nx*=47\nx+=16\nx-=5\nprint(x%97)"
     assert programs.write(CHAIN, "names").code == "a=23*47\nb=a+16\nc=b-5\nprint(c%97)"
-    assert programs.write(TOWER, "pow").code == "print(pow(23,47**61,97))"
+    assert programs.write(TOWER, "pow").code == "print(pow(23,47**61,83))"
     assert programs.write(EQUATION, "inverse").code == "print(pow(23,-1,97)*16%97)"
     assert programs.write(EQUATION, "search").code == "for x in range(97):\n if x*23%97==16:print(x)"
 
@@ -115,7 +120,7 @@ def test_equal_programs_run_once_and_nothing_is_left_to_the_next(interpreter):
         ("print(7)\nprint(y)", "NameError", "error"),
         ("raise SystemExit(3)", "Error", "error"),
         ("while True: pass", "TimeoutError", "timeout"),
-        ("x='a'\nwhile True: x+=x", "MemoryError", "memory"),
+        ("x='a'*10**9", "MemoryError", "memory"),
         ("print(open('/etc/passwd').read())", "FileNotFoundError", "error"),
         ("import socket\nsocket.create_connection(('127.0.0.1',9),1)", "OSError", "error"),
     ],
