@@ -127,8 +127,7 @@ class Calculations(gymnasium.Env):
             fault = self._refused(turn.text)
             if not fault:
                 return self._run(turn)
-            truncated = fault == LAST_TURN
-            return self._end(turn, False, fault, truncated)
+            return self._end(turn, False, fault)
         if turn.kind == "malformed":
             return self._end(turn, False, turn.text)
         success, reason = judge(turn.text, self._task)
@@ -149,15 +148,14 @@ class Calculations(gymnasium.Env):
         info = self._info(turn, False, FAILED if reply.failed else RUNNING) | {"failed": reply.failed, "reply": reply.text}
         return f"{INTERPRETER}{reply.text}{END_INTERPRETER}", 0.0, False, False, info
 
-    def _end(
-        self, turn: Turn, success: bool, reason: str, truncated: bool = False
-    ) -> tuple[str, float, bool, bool, dict[str, Any]]:
+    def _end(self, turn: Turn, success: bool, reason: str) -> tuple[str, float, bool, bool, dict[str, Any]]:
         reward = 1.0 if success else -1.0
         if self.config.shaped and not success:
             reward = min(-0.6, -1.0 + 0.1 * self._calls)
         info = self._info(turn, success, reason)
         self._task = None
-        return "", reward, not truncated, truncated, info
+        # The limit of turns ends an episode by the rule of the task, not from outside: no value may be added to its -1.
+        return "", reward, True, False, info
 
     def _info(self, turn: Turn, success: bool, reason: str) -> dict[str, Any]:
         return {

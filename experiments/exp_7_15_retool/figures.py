@@ -18,7 +18,7 @@ CLAIMS = load_claims(Path(__file__).with_name("claims.yaml"))
 LABELS = CLAIMS.labels
 AXIS = "compute of the arm's own training, percent"
 KIND_NAMES = {
-    "small": "small sums", "medium": "two-digit sums", "large": "chain modulo 97", "tower": "power of a power",
+    "small": "small sums", "medium": "larger sums", "large": "chain modulo 97", "tower": "power of a power",
     "equation": "equation", "long": "longer chains",
 }  # fmt: skip
 CURVES = {

@@ -1,14 +1,14 @@
 """The task: exact calculations of five kinds, their texts, their worked answers, and who may see which problem.
 
-    Start with 23, plus 7, minus 5. What is the result?                             (small: chain, operands 1 to 9)
-    Start with 23, plus 47, minus 16. What is the result?                           (medium: chain, operands 10 to 60)
+    Start with 23, plus 7, minus 5. What is the result?                             (small: sums up to 31)
+    Start with 23, plus 17, minus 16. What is the result?                           (medium: sums up to 99)
     Start with 23, times 47, plus 16. What is left modulo 97?                       (large: chain with products)
     Raise 23 to the power of 47 to the power of 61. What is left modulo 83?         (tower)
     Which number times 23 leaves 16 modulo 97?                                      (equation)
 
 A chain is worked in the head step by step, with a modulus each result reduced at once: `23*47=14+16=30<answer>30</answer>`.
-Small sums are soon known by heart, two-digit ones in part, nine thousand products modulo 97 are not. Towers and equations have
-no such way. Results of small and medium chains stay within 0 to 99, so every answer is one of a hundred numbers.
+Small sums are soon known by heart, the larger ones in part, nine thousand products modulo 97 are not. Towers and equations have
+no such way. Every answer is one of the numbers 0 to 99.
 Every problem belongs to one role (corpus, train, validation, test) by a hash of what it says, so the roles share none.
 """
 
@@ -22,8 +22,7 @@ from common.seeding import python_random, stream_seed
 
 # Primes, or 0 for plain numbers. Of 83 - 1 the only prime factors are 2 and 41, so that towers have many different answers.
 MODULI = {"small": 0, "medium": 0, "large": 97, "tower": 83, "equation": 97}
-OPERANDS = {"small": (1, 9), "medium": (10, 60)}
-LARGEST = 99
+SUMS = {"small": (6, 31), "medium": (25, 99)}  # largest operand and result of chains without products
 KINDS = tuple(MODULI)
 CHAINS = ("small", "medium", "large")
 OPERATIONS = {"*": ", times ", "+": ", plus ", "-": ", minus "}
@@ -84,18 +83,19 @@ def random_problem(stream: random.Random, kind: str, length: int) -> Problem:
         return Problem(kind, (stream.randint(2, modulus - 1), stream.randint(11, 99), stream.randint(11, 99)))
     if kind == "equation":
         return Problem(kind, (stream.randint(2, modulus - 1), stream.randint(1, modulus - 1)))
-    if kind in OPERANDS:
+    if kind in SUMS:
         return random_sum(stream, kind, length)
     operations = stream.choices(list(WEIGHTS), list(WEIGHTS.values()), k=length)
     return Problem(kind, tuple(stream.randint(2, modulus - 1) for _ in range(length + 1)), tuple(operations))
 
 
 def random_sum(stream: random.Random, kind: str, length: int) -> Problem:
-    """A chain of sums and differences whose results stay within 0 to LARGEST."""
-    numbers, operations = [value := stream.randint(0, LARGEST)], list[str]()
+    """A chain of sums and differences whose results stay in the kind's range."""
+    operand, largest = SUMS[kind]
+    numbers, operations = [value := stream.randint(0, largest)], list[str]()
     while len(operations) < length:
-        operation, number = stream.choice("+-"), stream.randint(*OPERANDS[kind])
-        if 0 <= apply(value, operation, number) <= LARGEST:
+        operation, number = stream.choice("+-"), stream.randint(1, operand)
+        if 0 <= apply(value, operation, number) <= largest:
             value = apply(value, operation, number)
             numbers.append(number)
             operations.append(operation)

@@ -73,8 +73,9 @@ def test_answers_by_another_way():
 def test_roles_are_disjoint_and_longer_chains_are_longer():
     assert list(audit.split_holes()) == []
     assert {len(p.operations) for p in problems.items("test", 0, "large", problems.LENGTHS, 9)} == {2, 3, 4}
-    sums = [p for kind in problems.OPERANDS for p in problems.items("train", 1, kind, problems.LONGER, 30)]
-    assert all(0 <= step <= 99 for problem in sums for step in problem.steps)
+    for kind, (operand, largest) in problems.SUMS.items():
+        for problem in problems.items("train", 1, kind, problems.LONGER, 30):
+            assert all(0 <= step <= largest for step in problem.steps) and max(problem.numbers[1:]) <= operand
     assert {len(p.operations) for p in problems.items("test", 0, "large", problems.LONGER, 9)} == {5, 6, 7}
     assert problems.problem_of(json.loads(json.dumps(problems.options_of(CHAIN)))) == CHAIN
 
@@ -213,9 +214,9 @@ def test_code_is_run_and_the_reply_is_the_next_observation():
 
 
 def test_the_limit_of_turns_is_no_success_and_costs_as_much_as_a_wrong_answer():
-    """G07, and no end is cheaper than a wrong answer."""
+    """G07, and no end is cheaper than a wrong answer: terminated, so that PPO adds no value of what might have followed."""
     _, reward, terminated, truncated, info = play([CODE] * 4)
-    assert (reward, terminated, truncated, info["reason"], info["calls"]) == (-1.0, False, True, env.LAST_TURN, 3)
+    assert (reward, terminated, truncated, info["reason"], info["calls"]) == (-1.0, True, False, env.LAST_TURN, 3)
 
 
 def test_without_an_interpreter_code_ends_the_episode():
