@@ -70,7 +70,7 @@ def columns(row: dict[str, Any], where: str) -> tuple[str, str]:
         answer = answer.get("ground_truth")
     if not question or answer is None:
         raise ConfigError(f"{where}: needs a column of {QUESTIONS} and one of {ANSWERS}; it has {sorted(row)}.")
-    return str(question).strip(), str(answer).strip()
+    return str(question).strip(), str(answer).strip(" \t\n")  # a form feed is a broken \\frac and must be seen
 
 
 def tasks(source: str, count: int, lead: str) -> list[dict[str, Any]]:
