@@ -1,55 +1,27 @@
 """7-15 end to end at smoke scale: every kind of arm, a SIGKILL, the same bytes, a model that loads with plain transformers."""
 
 import json
-import os
-import signal
-import subprocess
 import sys
-import time
-from pathlib import Path
 
 import pytest
 
 from common.config import compose
 from common.sandbox import isolation
 from experiments.exp_7_15_retool.settings import Settings
+from tests.experiments.harness import command, kill_when, records, run
 
-ROOT = Path(__file__).resolve().parents[2]
-RUN = [sys.executable, "-m", "experiments.exp_7_15_retool.run", "scale=smoke"]
 FEW = ["text_rl", "tool_rl"]
 
 if not isolation().strong:
     pytest.skip(isolation().why, allow_module_level=True)
 
 
-def command(folder, *changes):
-    return [*RUN, f"runs_dir={folder / 'runs'}", f"results_dir={folder / 'results'}", *changes]
-
-
-def run(folder, *changes):
-    done = subprocess.run(command(folder, *changes), cwd=ROOT, capture_output=True, text=True, timeout=600, check=False)
-    assert done.returncode == 0, done.stdout + done.stderr
-
-
-def records(folder):
-    (file,) = (folder / "results").rglob("records.jsonl")
-    return file.read_bytes()
-
-
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory):
     """All arms of smoke, killed as soon as one has a checkpoint, and started again."""
     folder = tmp_path_factory.mktemp("whole")
-    process = subprocess.Popen(
-        command(folder), cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True
-    )
-    deadline = time.monotonic() + 300
-    while not list((folder / "runs").glob("7-15/smoke/main/base/*/seed100/state.pt")):
-        assert process.poll() is None and time.monotonic() < deadline
-        time.sleep(0.01)
-    os.killpg(process.pid, signal.SIGKILL)
-    process.wait()
-    run(folder)
+    kill_when(command("exp_7_15_retool", folder), str(folder / "runs/7-15/smoke/main/base/*/seed100/state.pt"))
+    run(command("exp_7_15_retool", folder))
     return folder
 
 
@@ -73,7 +45,7 @@ def test_every_arm_ends_with_numbers_on_every_split(whole):
 
 
 def test_killed_and_started_again_it_ends_with_the_records_of_an_undisturbed_run(whole, tmp_path):
-    run(tmp_path, f"arms=[{','.join(FEW)}]", "workers=1")
+    run(command("exp_7_15_retool", tmp_path, f"arms=[{','.join(FEW)}]", "workers=1"))
     resumed = [line for line in records(whole).splitlines() if json.loads(line)["arm"] in FEW]
     assert sorted(resumed) == sorted(records(tmp_path).splitlines())
 
@@ -91,5 +63,4 @@ print(model.generate(**ids, max_new_tokens=3).shape)
 
 def test_a_trained_model_loads_with_plain_transformers(whole):
     folder = whole / "runs/7-15/smoke/main/base/tool_rl/seed100/model"
-    done = subprocess.run([sys.executable, "-c", LOADS, str(folder)], capture_output=True, text=True, check=False)
-    assert done.returncode == 0 and "torch.Size" in done.stdout, done.stderr
+    assert "torch.Size" in run([sys.executable, "-c", LOADS, str(folder)])
