@@ -4,7 +4,8 @@ The corpus holds three kinds of document:
 - worked answers to the problem texts (`text`), in the head, step by step;
 - notebooks (`notebook`): the problem as a comment, a program, the interpreter's reply; a share `slip` of the programs has a
   fault, and behind an error a share `repair` of the notebooks goes on with a right program;
-- answers in the tool protocol (`protocol`), as sloppy as the notebooks: the few that any large corpus holds.
+- answers in the tool protocol (`protocol`), as sloppy as the notebooks: the few that any large corpus holds. Where an error
+  is not repaired, or a reply is no answer, they end with a guess.
 Targets are what a person wrote; problems and replies are read, not predicted. A batch is a function of (configuration, seed,
 step). Demonstrations are clean: right programs, right answers, no error and no repair among them.
 """
@@ -157,7 +158,8 @@ class Corpus:
             return row(self.encode, COMMENT + problems.prompt(problem), with_tool(problem, written, "", None))
         late = stream.random() < self.config.late
         last = written[-1].reply
-        turns = with_tool(problem, written, problems.working(problem) if late else "", last if last.isdigit() else None)
+        answer = last if last.isdigit() else str(stream.choice(NUMBERS))
+        turns = with_tool(problem, written, problems.working(problem) if late else "", answer)
         return row(self.encode, problems.prompt(problem), turns)
 
     def session(self, stream: random.Random, problem: Problem) -> list[Written]:

@@ -24,6 +24,7 @@ KIND_NAMES = {
 CURVES = {
     "success": "Success along training",
     "calls": "Calls of the interpreter per answer along training",
+    "uses_tool": "Share of answers with a call along training",
     "length": "Tokens the policy writes per answer along training",
     "first_call": "Share of the answer in front of the first call along training",
     "code_ok": "Share of code that runs along training",
@@ -67,6 +68,7 @@ def sections(records: list[Record]) -> dict[str, str]:
         "What calls do": calling(records).markdown,
         "How soon text RL's final success is reached": speed(records).markdown,
         "Phases of training": phases(records).markdown,
+        "Steps of an arm at equal compute": steps(records).markdown,
         "Isolation": isolation(records),
     }
 
@@ -124,6 +126,15 @@ def phases(records: Sequence[Record]) -> Table:
                 cells.append(number(sum(changes) / len(changes), unit, difference=True) if changes else NOT_AVAILABLE)
             rows.append((LABELS.get(arm, arm), f"{begin} to {end} %", *cells))
     return Table(("arm", "part of its compute", *(CLAIMS.metric(metric).title for metric in metrics)), rows)
+
+
+def steps(records: Sequence[Record]) -> Table:
+    """How many steps each arm takes for its compute, and how many tokens a step has."""
+    rows = [
+        (LABELS.get(arm, arm), shown(records, arm, "step_used", "train"), shown(records, arm, "tokens_per_step", "train"))
+        for arm in trained(records)
+    ]
+    return Table(("arm", *(CLAIMS.metric(metric).title for metric in ("step_used", "tokens_per_step"))), rows)
 
 
 def isolation(records: Sequence[Record]) -> str:

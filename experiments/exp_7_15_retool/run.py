@@ -78,7 +78,9 @@ def train_and_evaluate(settings: Settings, arm: str, seed: int, start: Path, fol
             save_model(model, tokenizer, folder / "model")
             evaluator.final(model)
             used = max((row["step"] for row in read_json_lines(folder / "metrics.jsonl")), default=0)
-            log.record(split="train", metric="step_used", value=float(used), n=1, step=100, final=True)
+            tokens = meter.tokens_forward + meter.tokens_trained
+            for name, value in (("step_used", used), ("tokens_per_step", tokens / max(1, used))):
+                log.record(split="train", metric=name, value=float(value), n=1, step=100, final=True)
             log.cost(flops=meter.flops, tokens_forward=meter.tokens_forward, tokens_trained=meter.tokens_trained)
     finally:
         if interpreter is not None:
