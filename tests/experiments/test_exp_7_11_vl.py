@@ -10,15 +10,17 @@ import numpy as np
 import pytest
 from gymnasium.utils.env_checker import check_env
 
+from common import tuning
 from common.cards import grading, hands, prompts
 from common.cards.corpus import CorpusConfig, WorkedAnswers
 from common.cards.env import GeneralPoints
 from common.episodes import Episode
+from common.files import read_json_lines
 from common.models import DecoderConfig, build_decoder
 from common.seeding import python_random
 from common.tokenizers import PhraseEncoder
 from common.vision import IMAGE, VisionConfig, add_eyes
-from experiments.exp_7_11_vl_general_points import audit, data, drawing, evaluate
+from experiments.exp_7_11_vl_general_points import audit, data, drawing, evaluate, tune
 from experiments.exp_7_11_vl_general_points.env import ENV_ID, VisualGeneralPoints
 
 CARDS = ["4", "3", "2", "K"]
@@ -346,3 +348,11 @@ def test_the_new_switch_leaves_the_other_grades_alone():
     deal = grading.deal(CARDS, (10, 10, 10))
     for text in (reply(), reply("4*3"), "nothing"):
         assert grading.grade(text, deal, ("cards_first",)) == grading.grade(text, deal)
+
+
+def test_the_table_of_tries_is_that_of_the_file_with_equal_tries_for_each_arm():
+    tries = read_json_lines(tune.TUNING.file)
+    arms = [row["arm"] for row in tries if row["lr"] is not None]
+    assert {arm: arms.count(arm) for arm in arms} == {"sft": 3, "ppo": 3, "grpo": 3}
+    block = (tune.TUNING.folder / "README.md").read_text().split(tuning.BLOCK[0])[1].split(tuning.BLOCK[1])[0].strip()
+    assert block == tuning.tuning_table(tune.TUNING, tries)
