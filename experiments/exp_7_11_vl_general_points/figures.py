@@ -67,7 +67,8 @@ def looks(path: Path, columns: int = 5) -> str:
     data = base64.b64encode(bytes(head) + image[::-1, :, ::-1].tobytes()).decode()  # rows upwards, blue first
     title = "What a model sees, four cards a picture: training (top), the visual shift, other inks of pre-training (bottom)"
     svg = (
-        f'<svg xmlns="http://www.w3.org/2000/svg" xmlns:dc="http://purl.org/dc/elements/1.1/" viewBox="0 0 {width} {height}" width="{3 * width}" height="{3 * height}">'
+        '<svg xmlns="http://www.w3.org/2000/svg" xmlns:dc="http://purl.org/dc/elements/1.1/" '
+        f'viewBox="0 0 {width} {height}" width="{3 * width}" height="{3 * height}">'
         f"<metadata><dc:title>{title}</dc:title></metadata>"
         f'<image width="{width}" height="{height}" style="image-rendering: pixelated" href="data:image/bmp;base64,{data}"/>'
         "</svg>\n"
