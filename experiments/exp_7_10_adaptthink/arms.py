@@ -13,43 +13,28 @@ from typing import Any
 
 import torch
 
+import common.arm
 from common.adaptthink import train_adaptthink
-from common.compute import Budget, Meter
+from common.arm import stay
+from common.compute import Meter
 from common.episodes import Episode
 from common.grpo import train_grpo
 from common.models import parameter_count
 from common.modes import end_think_id, first_logprobs, prompts_of
 from common.pairs import Pair
 from common.preference import train_dpo
-from common.runlog import RunLog
 from experiments.exp_7_10_adaptthink.evaluate import Evaluator
 from experiments.exp_7_10_adaptthink.families import Family
-from experiments.exp_7_10_adaptthink.settings import Branch, Settings
 from experiments.exp_7_10_adaptthink.stages import rates_by_task
 
 
 @dataclass
-class Arm:
-    """A cell at work: what is trained, on which tasks, and where its files and numbers go."""
+class Arm(common.arm.Arm):
+    """With the family of its tasks and the start's scores."""
 
-    name: str
-    settings: Settings
     family: Family
-    model: Any
-    tokenizer: Any
-    seed: int
-    folder: Path
-    log: RunLog
     evaluator: Evaluator
     rates: dict[str, Path]  # mode -> stage with the start's scores
-
-    @property
-    def branch(self) -> Branch:
-        return self.settings.branches[self.name]
-
-    @property
-    def config(self) -> Any:
-        return self.settings.arm_config(self.name)
 
     def task_at(self) -> Callable[[int, int], list[dict]]:
         """(step, n) -> the tasks of a step."""
@@ -59,20 +44,8 @@ class Arm:
 
     def where(self, spent: Meter) -> dict[str, Any]:
         """Budget, files and the points of the learning curve: percent of what is left once `spent` is paid."""
-        left = max(0.0, self.branch.budget * self.settings.branch_flops - spent.flops)
-        points = self.settings.evaluation.points
-
-        def evaluate(step: int, flops: int) -> None:
-            self.evaluator.curve(self.model, 100 * min(points, int(points * flops / max(left, 1.0))) // points)
-
-        return {
-            "seed": self.seed,
-            "budget": Budget(flops=left),
-            "log": self.log,
-            "folder": self.folder,
-            "evaluate": evaluate,
-            "evaluate_every_flops": max(left, 1.0) / points,
-        }
+        left = self.branch.budget * self.settings.branch_flops - spent.flops
+        return {"seed": self.seed, **self.curve(left, self.evaluator.curve, self.settings.evaluation.points)}
 
 
 def trains(method: str) -> bool:
@@ -84,11 +57,6 @@ def train(arm: Arm) -> Meter:
     """Trains the arm's model in place; returns the compute it used, whatever the method."""
     meter: Meter = METHODS[arm.branch.method](arm)
     return meter
-
-
-def stay(arm: Arm) -> Meter:
-    """The start itself."""
-    return Meter(parameter_count(arm.model))
 
 
 def adapt(arm: Arm) -> Meter:

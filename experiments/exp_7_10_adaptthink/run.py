@@ -33,7 +33,10 @@ CODE = [
     *stages.SFT_CODE,
     *stages.JUDGES,
     *(stages.HERE + name for name in ("arms", "evaluate", "run", "stages")),
-    *(f"common.{name}" for name in ("adaptthink", "advantages", "algo", "compute", "grpo", "lora", "loop", "modes", "pairs")),
+    *(
+        f"common.{name}"
+        for name in ("adaptthink", "advantages", "algo", "arm", "compute", "grpo", "lora", "loop", "modes", "pairs")
+    ),
     *(f"common.{name}" for name in ("policy", "preference", "presample", "rollout")),
 ]
 
@@ -67,7 +70,7 @@ def train_and_evaluate(settings: Settings, arm: str, seed: int, start: Path, rat
         evaluator = Evaluator(settings, family, branch, tokenizer, log, seed)
         if arms.trains(branch.method):
             evaluator.curve(model, 0)
-        meter = arms.train(arms.Arm(arm, settings, family, model, tokenizer, seed, folder, log, evaluator, rates))
+        meter = arms.train(arms.Arm(arm, settings, model, tokenizer, seed, folder, log, family, evaluator, rates))
         save_model(model, tokenizer, folder / "model")
         evaluator.final(model)
         log.cost(flops=meter.flops, tokens_forward=meter.tokens_forward, tokens_trained=meter.tokens_trained)

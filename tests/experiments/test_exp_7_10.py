@@ -235,7 +235,7 @@ def test_a_router_skips_where_it_costs_the_start_less_than_its_delta(monkeypatch
     model = type("M", (), {"parameters": lambda self: [torch.zeros(5)]})()
     family, evaluator = families.family_of(config)._replace(pool=lambda seed: pool), type("E", (), {})()
     stages = {mode: mode for mode in found}
-    arm = arms.Arm("routed", config, family, model, TOKENIZER, 0, None, notes, evaluator, stages)
+    arm = arms.Arm("routed", config, model, TOKENIZER, 0, None, notes, family, evaluator, stages)
     meter = arms.train(arm)
     chosen = [arm.evaluator.mode_of({"level": level}) for level in (1, 2, 6, 7)]
     assert chosen == ["nothink", "think", "think", "think"]
