@@ -98,6 +98,7 @@ def measure_pace(arm: Arm) -> None:
     with Bridge(hub) as bridge:
         bridge.wait(hub.supervisor.start(settings.served or ()))
         envs = Envs(bridge, arm.worlds, **settings.env_options())
+        timed(arm, envs, pace.together, pace.alone + 1)  # compiles kernels and loads the servers' libraries, untimed
         alone = [timed(arm, envs, 1, step) for step in range(pace.alone)]
         together = timed(arm, envs, pace.together, pace.alone)
         budget = Budget(steps=pace.steps)
