@@ -1,5 +1,6 @@
 """Our keys, reward and estimators against the installed verl (extra `verl` only; nothing here starts Ray)."""
 
+import importlib
 import json
 from dataclasses import replace
 from pathlib import Path
@@ -74,6 +75,14 @@ def test_every_key_stands_in_verls_schema_and_arrives(preset, schema):
         for part in key.split("."):
             node = node[part]
         assert node == value, key
+
+
+@pytest.mark.parametrize("folder", ["exp_7_16_aworld", "exp_7_opd_distillation"])
+def test_the_jobs_that_an_experiment_plans_fit_the_schema(folder, schema):
+    planned, own = (importlib.import_module(f"experiments.{folder}.{name}") for name in ("cluster", "settings"))
+    settings = compose(importlib.import_module(f"experiments.{folder}.run").NUMBER, own.Settings, ["scale=cluster"])
+    for arm in settings.chosen():
+        backend.check_keys(planned.plan(settings, arm, 100).keys, schema)
 
 
 @pytest.mark.parametrize("preset", PRESETS)
