@@ -25,7 +25,7 @@ from transformers import Cache
 from transformers.cache_utils import CacheLayerMixin
 
 from common import kernels
-from common.fused import FusedModel, array, can_fuse, pack
+from common.fused import FusedModel, array, can_fuse, pack, show
 from common.vision import Images, embed
 
 
@@ -57,9 +57,9 @@ def make_decoder(
     ``before``: a decoder of the same weights; where each prompt goes on from one of its prompts, only the rest is computed.
     ``images``: what the prompts show; they are then always computed whole.
     """
-    if images is not None:
-        return ModelDecoder(model, prompts, max_new_tokens, images=images)
     kind: Any = FusedDecoder if can_fuse(model) else ModelDecoder
+    if images is not None:
+        return kind(model, prompts, max_new_tokens, images=images)
     parents = find_parents(before.ids, prompts) if isinstance(before, kind) else None
     return kind(model, prompts, max_new_tokens) if parents is None else kind(model, prompts, max_new_tokens, before, parents)
 
@@ -211,6 +211,7 @@ class FusedDecoder:
         max_new_tokens: int,
         before: "FusedDecoder | None" = None,
         parents: Sequence[int] = (),
+        images: Images | None = None,
     ) -> None:
         lengths, self.slots, self.ids = list(map(len, prompts)), max_new_tokens, prompts
         fused = self.fused = FusedModel(model, max(lengths) + max_new_tokens)
@@ -218,8 +219,8 @@ class FusedDecoder:
         self.norms = [array(layer.norm_HW) for layer in fused.layers]
         self.length_P = np.array(lengths)
         if before is None:
-            rows = pack(prompts, lengths)
-            x_ND, rotated = fused.run(rows)
+            rows = pack(prompts, lengths, None if images is None else images.index_B.tolist())
+            x_ND, rotated = fused.run(rows, None if images is None else show(model, rows, prompts, lengths, images))
             self.prompts = [self._prompt_cache(rotated_NX, rows.prefix_B) for rotated_NX in rotated]
             last_P = rows.prefix_B + self.length_P - 1
         else:

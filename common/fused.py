@@ -16,10 +16,10 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 from torch import Tensor, nn
-from transformers import LlamaForCausalLM, Qwen3ForCausalLM
+from transformers import LlamaForCausalLM, LlavaForConditionalGeneration, Qwen3ForCausalLM
 
 from common import kernels
-from common.vision import Images, embed
+from common.vision import ENCODERS, Images, embed, features
 
 # Fused weights are a copy of the model, made anew for every call; beyond this size the copy costs more than it saves.
 FUSED_PARAMETERS = 20_000_000
@@ -27,22 +27,31 @@ FUSED_PARAMETERS = 20_000_000
 
 def can_fuse(model: Any) -> bool:
     """Whether the fused weights compute the same function as this model's own forward, in its present mode."""
-    if type(model) not in (Qwen3ForCausalLM, LlamaForCausalLM) or model.num_parameters() > FUSED_PARAMETERS:
+    if type(model) not in (Qwen3ForCausalLM, LlamaForCausalLM, LlavaForConditionalGeneration):
         return False
-    if model.device.type != "cpu" or model.dtype != torch.float32 or type(model.model.embed_tokens) is not nn.Embedding:
+    config, trunk = model.config.get_text_config(), trunk_of(model)
+    if config.model_type not in ("qwen3", "llama") or model.num_parameters() > FUSED_PARAMETERS:
         return False
-    config = model.config
+    if model.device.type != "cpu" or model.dtype != torch.float32 or type(trunk.embed_tokens) is not nn.Embedding:
+        return False
     sliding = "sliding_attention" in (getattr(config, "layer_types", None) or [])
     if config.hidden_act != "silu" or sliding or config.rope_parameters["rope_type"] not in ("default", "linear"):
         return False
     if model.training and (config.attention_dropout > 0 or model.is_gradient_checkpointing):
         return False
-    if any(module._forward_hooks or module._forward_pre_hooks for module in model.modules()):
+    hooked = [name for name, module in model.named_modules() if module._forward_hooks or module._forward_pre_hooks]
+    if not all(
+        any(part in name for part in ENCODERS) for name in hooked
+    ):  # an encoder is run by its own forward, hooks and all
         return False
-    layers = model.model.layers
-    linears = [module for layer in layers for module in (*layer.self_attn.children(), *layer.mlp.children())]
+    linears = [module for layer in trunk.layers for module in (*layer.self_attn.children(), *layer.mlp.children())]
     matrices = [module for module in linears if getattr(module, "weight", None) is not None and module.weight.ndim == 2]
     return type(model.lm_head) is nn.Linear and is_plain(model.lm_head) and all(map(is_plain, matrices))
+
+
+def trunk_of(model: Any) -> Any:
+    """Embedding, layers and last norm: those of the decoder in a model that sees."""
+    return getattr(model.model, "language_model", model.model)
 
 
 def is_plain(linear: Any) -> bool:
@@ -167,16 +176,18 @@ class FusedModel:
     """Fused weights of a model and the steps of its layers; rotations for ``positions`` positions."""
 
     def __init__(self, model: Any, positions: int) -> None:
-        config = model.config
+        config, trunk = model.config.get_text_config(), trunk_of(model)
         hidden = config.hidden_size
         self.heads, self.kv_heads = config.num_attention_heads, config.num_key_value_heads
         self.width = getattr(config, "head_dim", None) or hidden // self.heads
-        self.embedding = model.model.embed_tokens.weight
-        self.layers = [FusedLayer(layer, self.heads, self.kv_heads, self.width) for layer in model.model.layers]
-        self.norm_D = model.model.norm.weight * hidden**0.5
+        self.embedding = trunk.embed_tokens.weight
+        # A sampled padding token trains its embedding in text models, on which committed results rest, and not in others.
+        self.padding = None if trunk is model.model else trunk.embed_tokens.padding_idx
+        self.layers = [FusedLayer(layer, self.heads, self.kv_heads, self.width) for layer in trunk.layers]
+        self.norm_D = trunk.norm.weight * hidden**0.5
         self.head = model.lm_head.weight
         self.epsilon = config.rms_norm_eps * hidden
-        cosine, sine = model.model.rotary_emb(self.embedding, torch.arange(positions)[None])
+        cosine, sine = trunk.rotary_emb(self.embedding, torch.arange(positions)[None])
         half = self.width // 2
         epsilon = config.rms_norm_eps * self.width if self.layers[0].normed else -1.0
         self.rotary = Rotary(array(cosine[0, :, :half]), array(sine[0, :, :half]), np.float32(epsilon))
@@ -191,9 +202,14 @@ class FusedModel:
         both_NX = nn.functional.linear(_Normalise.apply(x_ND, self.epsilon), layer.gate_up)
         return torch.addmm(x_ND, _Gate.apply(both_NX), layer.down.T)
 
-    def run(self, rows: "Rows") -> tuple[Tensor, list[Tensor]]:
-        """Residual stream after the last layer (N, D), and each layer's rotated queries, keys and values (N, X)."""
-        x_ND = nn.functional.embedding(torch.from_numpy(rows.ids_N), self.embedding)
+    def run(self, rows: "Rows", shown: tuple[Tensor, Tensor] | None = None) -> tuple[Tensor, list[Tensor]]:
+        """Residual stream after the last layer (N, D), and each layer's rotated queries, keys and values (N, X).
+
+        ``shown``: packed tokens that an image stands for, and its features in their place (see `show`).
+        """
+        x_ND = nn.functional.embedding(torch.from_numpy(rows.ids_N), self.embedding, self.padding)
+        if shown is not None:
+            x_ND = x_ND.index_copy(0, *shown)
         kept = []
         for layer in self.layers:
             attended_ND, rotated_NX = _Attend.apply(self.project(layer, x_ND), layer.norm_HW, rows, self.rotary, self.kv_heads)
@@ -221,47 +237,68 @@ class Rows(NamedTuple):
     rest_B: np.ndarray
 
 
-def pack(rows: Sequence[Sequence[int]], prefix_lengths: Sequence[int]) -> Rows:
-    """Packs rows whose first ``prefix_lengths`` tokens are computed once where they are equal."""
+def pack(rows: Sequence[Sequence[int]], prefix_lengths: Sequence[int], images: Sequence[int] | None = None) -> Rows:
+    """Packs rows whose first ``prefix_lengths`` tokens are computed once where they are equal and show the same image."""
     ids: list[int] = []
     positions: list[int] = []
     segments: list[tuple[int, int, int, int]] = []
-    prefixes: dict[tuple[int, ...], int] = {}
+    prefixes: dict[tuple[int, tuple[int, ...]], int] = {}
     places = []
-    for row, length in zip(rows, prefix_lengths, strict=True):
+    for row, length, image in zip(rows, prefix_lengths, images or [0] * len(rows), strict=True):
         prefix = tuple(row[:length])
-        if prefix not in prefixes:
-            prefixes[prefix] = len(ids)
+        if (image, prefix) not in prefixes:
+            prefixes[image, prefix] = len(ids)
             segments.append((len(ids), length, 0, 0))
             ids += prefix
             positions += range(length)
-        places.append((prefixes[prefix], length, len(ids)))
+        first = prefixes[image, prefix]
+        places.append((first, length, len(ids)))
         if len(row) > length:
-            segments.append((len(ids), len(row) - length, prefixes[prefix], length))
+            segments.append((len(ids), len(row) - length, first, length))
             ids += row[length:]
             positions += range(length, len(row))
     return Rows(np.array(ids), np.array(positions), np.array(segments), *np.array(places).T)
+
+
+def show(model: Any, rows: Rows, ids: Sequence[Sequence[int]], lengths: Sequence[int], images: Images) -> tuple[Tensor, Tensor]:
+    """Packed tokens that the images stand for (K,), the first image tokens of each row, and the features there (K, D).
+
+    Only the first ``lengths`` tokens of ``ids`` were packed. ValueError where a row has fewer image tokens than its image
+    has features.
+    """
+    seen_IFD = features(model, images.pixels_ICHW)
+    starts = zip(rows.prefix_B.tolist(), rows.prefix_length_B.tolist(), rows.rest_B.tolist(), strict=True)
+    found: dict[int, tuple[int, int]] = {}  # packed token -> image and feature; rows that share a prefix agree on it
+    for row, length, (first, shared, rest), image in zip(ids, lengths, starts, images.index_B.tolist(), strict=True):
+        places = np.flatnonzero(np.array(row) == model.config.image_token_id)[: seen_IFD.shape[1]]
+        if len(places) < seen_IFD.shape[1]:
+            raise ValueError(f"a row holds {len(places)} image tokens, an image has {seen_IFD.shape[1]}")
+        for feature, place in enumerate(places[places < length].tolist()):
+            found[first + place if place < shared else rest + place - shared] = image, feature
+    image_K, feature_K = torch.tensor(list(found.values()), dtype=torch.long).reshape(-1, 2).T
+    return torch.tensor(list(found), dtype=torch.long), seen_IFD[image_K, feature_K]
 
 
 def states_before(model: Any, ids_BT: Tensor, mask_BT: Tensor, images: Images | None = None) -> Tensor:
     """Last hidden states [N, D] from which the masked tokens are predicted, in row-major order; position 0 never counts.
 
     Rows are padded on the right. Nothing behind a row's last masked token is computed, and with fused weights the tokens
-    before its first one are computed once for all rows that share them. Rows with ``images`` take the model's own forward.
+    before its first one are computed once for all rows that share them. ``images``: what the rows show.
     """
-    if images is not None:
-        seen_BTD = embed(model, ids_BT[:, :-1], images)
-        return model.base_model(inputs_embeds=seen_BTD, use_cache=False).last_hidden_state[mask_BT[:, 1:].bool()]
     if not can_fuse(model):
         # Padding needs no attention mask: under causal attention nothing real sees what comes after it.
-        return model.base_model(input_ids=ids_BT[:, :-1], use_cache=False).last_hidden_state[mask_BT[:, 1:].bool()]
+        before = ids_BT[:, :-1]
+        given = {"input_ids": before} if images is None else {"inputs_embeds": embed(model, before, images)}
+        return model.base_model(**given, use_cache=False).last_hidden_state[mask_BT[:, 1:].bool()]
     wanted_BT = mask_BT[:, 1:].int()
     # The state before column c + 1 is that of token c: the last one is needed, and all up to the first may be shared.
     length_B = (wanted_BT * torch.arange(1, ids_BT.shape[1])).amax(1).clamp(min=1)
     prefix_B = torch.minimum(wanted_BT.argmax(1) + 1, length_B)
-    rows = pack([ids[:length] for ids, length in zip(ids_BT.tolist(), length_B.tolist(), strict=True)], prefix_B.tolist())
+    whole, lengths = ids_BT.tolist(), length_B.tolist()
+    begun = [ids[:length] for ids, length in zip(whole, lengths, strict=True)]
+    rows = pack(begun, prefix_B.tolist(), None if images is None else images.index_B.tolist())
     fused = FusedModel(model, int(length_B.max()))
-    x_ND, _ = fused.run(rows)
+    x_ND, _ = fused.run(rows, None if images is None else show(model, rows, whole, lengths, images))
     row_N, before_N = (index.numpy() for index in wanted_BT.nonzero(as_tuple=True))
     beyond_N = before_N - rows.prefix_length_B[row_N]
     place_N = np.where(beyond_N < 0, rows.prefix_B[row_N] + before_N, rows.rest_B[row_N] + beyond_N)
