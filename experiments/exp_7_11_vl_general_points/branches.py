@@ -1,5 +1,6 @@
-"""From nothing to a trained arm: a decoder that knows the game, the same with eyes, a short SFT start, and the arms."""
+"""From nothing to a trained arm: a base that reads and plays a little, a short SFT start, and the arms."""
 
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ from common.grpo import train_grpo
 from common.models import build_decoder
 from common.ppo import train_ppo
 from common.runlog import RunLog
-from common.sft import train_sft
+from common.sft import SeenBatch, train_sft
 from common.stages import stage
 from common.supervised import SFT_MODULES, finish_stage, stage_log, supervised
 from common.tokenizers import PhraseEncoder, number_tokens
@@ -27,46 +28,28 @@ CARDS = [f"common.cards.{name}" for name in ("corpus", "hands", "prompts")]
 SFT_CODE = [HERE + "data", HERE + "drawing", *CARDS, "common.vision", *SFT_MODULES]
 
 
-def base_stages(settings: Settings, base_seed: int) -> list[Path]:
-    """The folders that lead to the base, the last one with the base under ``model``: text phase, then picture phase.
-
-    With ``model_path`` the base is that model as it is.
-    """
+def base_stage(settings: Settings, base_seed: int) -> Path:
+    """Folder with the base under ``model``: pre-trained on text and pictures, or the given model as it is."""
     root = Path(settings.runs_dir) / "stages"
     if settings.model_path is not None:
-        return [stage("base", _copy(settings), config=[settings.model_path, settings.dtype], modules=SFT_CODE, root=root)]
-    shared = {"experiment": settings.experiment, "runs_dir": settings.runs_dir, "threads": settings.threads}
-    shared |= {"seed": base_seed, "modules": SFT_CODE}
+        return stage("base", _copy(settings), config=[settings.model_path, settings.dtype], modules=SFT_CODE, root=root)
 
-    def blind() -> tuple[Any, Any]:
+    def model() -> tuple[Any, Any]:
         tokenizer = data.build_tokenizer()
-        numbers = number_tokens(tokenizer, PREFIXES, NUMBERS)
-        return build_decoder(settings.model, tokenizer, base_seed, numbers), tokenizer
-
-    def texts(tokenizer: Any):
-        corpus = data.WrittenCorpus(PhraseEncoder(tokenizer), settings.corpus, base_seed)
-        return lambda step: corpus.batch(step, settings.text_training.batch_size)
-
-    written = supervised(
-        "text", config=settings.text_training, steps=settings.text_steps, model=blind, batches=texts,
-        key=[settings.model, settings.corpus], **shared,
-    )  # fmt: skip
-
-    def seeing() -> tuple[Any, Any]:
-        decoder, tokenizer = load_model(written / "model")
+        decoder = build_decoder(settings.model, tokenizer, base_seed, number_tokens(tokenizer, PREFIXES, NUMBERS))
         return add_eyes(decoder, settings.vision, tokenizer.convert_tokens_to_ids(IMAGE), base_seed), tokenizer
 
-    def pictures(tokenizer: Any):
+    def batches(tokenizer: Any) -> Callable[[int], SeenBatch]:
         encoder = PhraseEncoder(tokenizer)
-        corpus = data.WrittenCorpus(encoder, settings.corpus, base_seed)
-        made = data.PictureCorpus(encoder, settings.vision.tokens, corpus, settings.pictures, base_seed)
-        return lambda step: made.batch(step, settings.picture_training.batch_size)
+        written = data.WrittenCorpus(encoder, settings.corpus, base_seed, settings.vision.tokens)
+        corpus = data.PretrainingCorpus(encoder, settings.vision.tokens, written, settings.pictures, base_seed)
+        return lambda step: corpus.batch(step, settings.pretraining.batch_size)
 
-    base = supervised(
-        "base", config=settings.picture_training, steps=settings.picture_steps, model=seeing, batches=pictures,
-        key=[settings.vision, settings.pictures, settings.corpus], inputs=[written], **shared,
+    return supervised(
+        "base", experiment=settings.experiment, runs_dir=settings.runs_dir, threads=settings.threads, seed=base_seed,
+        config=settings.pretraining, steps=settings.pretraining_steps, model=model, batches=batches,
+        key=[settings.model, settings.vision, settings.corpus, settings.pictures], modules=SFT_CODE,
     )  # fmt: skip
-    return [written, base]
 
 
 def _copy(settings: Settings):

@@ -1,11 +1,12 @@
-"""Texts and pictures of 7-11-vl: tokenizer, the two pre-training corpora, demonstrations and tasks.
+"""Texts and pictures of 7-11-vl: tokenizer, the pre-training corpus, demonstrations and tasks.
 
-Pre-training comes in two phases, as for larger models of this kind: the decoder learns the game's arithmetic from text
-alone, then the whole model learns to read cards. The pictures of pre-training have every suit and every ink except red:
-the shifted look is never seen before the test. As in the text variant no document has the target 24, and no full
-document states the rule J, Q, K = 11, 12, 13.
+Pre-training mixes text and pictures from its first step: the decoder learns the game's arithmetic from text, the whole
+model learns to read cards. Its pictures have every suit in black and in cool inks; red and the inks beside it are never
+seen before the test. As in the text variant no document has the target 24, and no full document states the rule
+J, Q, K = 11, 12, 13.
 """
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -13,7 +14,7 @@ from typing import Any
 from transformers import PreTrainedTokenizerFast
 
 from common.cards import hands, prompts
-from common.cards.corpus import Corpus, Row, WorkedAnswers, vocabulary
+from common.cards.corpus import Corpus, CorpusConfig, Row, WorkedAnswers, vocabulary
 from common.seeding import python_random
 from common.sft import SeenBatch, pad_rows
 from common.tokenizers import PhraseEncoder, build_phrase_tokenizer, encode_prompt
@@ -30,40 +31,59 @@ def build_tokenizer() -> PreTrainedTokenizerFast:
 
 
 class WrittenCorpus(Corpus):
-    """The text phase: in a full document the cards stand where the answer will write them, and are no targets."""
+    """Text laid out like pictures: a full document names, in the place of each patch, the card that would lie there.
+
+    So the decoder learns from text where to look a card up, and the encoder has something to be translated into.
+    """
+
+    def __init__(self, encoder: PhraseEncoder, config: CorpusConfig, seed: int, image_tokens: int) -> None:
+        super().__init__(encoder, config, seed)
+        side = math.isqrt(image_tokens)
+        # Two cards a row, two rows: patch -> place of its card.
+        self.places = [2 * (2 * (patch // side) // side) + 2 * (patch % side) // side for patch in range(side * side)]
 
     def full(self, stream: Any) -> Row:
         cards, rule, values, steps, target = self.deal(stream)
-        answer = prompts.answer(cards, values, steps, target)
-        head = f"{prompts.OPEN}{prompts.quoted(cards)}"
-        return self._document(prompts.framed("", target, rule, True) + head, answer.removeprefix(head))
+        tail = self.encode(prompts.answer(cards, values, steps, target))
+        context = [self.encode.bos, *self.encode(prompts.framed(IMAGE, target, rule, True))]
+        place = context.index(self.encode.ids[IMAGE])
+        named = [self.encode.ids[f'"{cards[card]}"'] for card in self.places]
+        ids = [*context[:place], *named, *context[place + 1 :]]
+        return [*ids, *tail, self.encode.eos], [0] * len(ids) + [1] * (len(tail) + 1)
 
 
 @dataclass(frozen=True)
 class PictureConfig:
-    """The picture phase. ``full``: share of the batches whose rows hold a whole answer; the others stop behind the cards.
+    """The share of pictures in pre-training, and what they show. The rest of the batches is text.
 
-    ``inks``: those of the pictures, never red; ``black``: share of the cards in black, the rest in one of the others.
+    ``reading``: share of the batches whose rows stop behind the cards, ``reading_rows`` of them; ``full``: share of those
+    whose rows hold a whole answer, ``full_rows`` of them. ``inks``: those of the pictures, never red; ``black``: share of
+    the cards in black, the others are each in one of the inks.
     """
 
-    full: float = 0.3
+    reading: float = 0.22
+    reading_rows: int = 48
+    full: float = 0.13
+    full_rows: int = 16
     inks: tuple[str, ...] = drawing.COOL
     black: float = 0.5
-    full_rows: int = 16
 
 
-class PictureCorpus:
-    """Pictures of random cards, and what they show. A batch is a function of (configuration, seed, step)."""
+class PretrainingCorpus:
+    """Text batches, and batches of pictures of random cards with what they show: functions of (configuration, seed, step)."""
 
     def __init__(self, encoder: PhraseEncoder, image_tokens: int, written: Corpus, config: PictureConfig, seed: int) -> None:
         self.encode, self.image_tokens, self.written = encoder, image_tokens, written
         self.config, self.seed = config, seed
 
     def batch(self, step: int, rows: int) -> SeenBatch:
-        """The batch of a step with its images; ``full_rows`` rows of whole answers, or ``rows`` short ones."""
-        stream = python_random(self.seed, "pictures", step)
-        whole = stream.random() < self.config.full
-        made = [(self.full if whole else self.reading)(stream) for _ in range(self.config.full_rows if whole else rows)]
+        """The batch of a step: ``rows`` rows of text, or rows with images."""
+        stream, config = python_random(self.seed, "pretraining", step), self.config
+        turn = stream.random()
+        if turn >= config.reading + config.full:
+            return *self.written.batch(step, rows), None
+        kind, count = (self.reading, config.reading_rows) if turn < config.reading else (self.full, config.full_rows)
+        made = [kind(stream) for _ in range(count)]
         images = stack([self.picture(cards, stream) for cards, _ in made])
         return *pad_rows([row for _, row in made], self.encode.pad), images
 

@@ -46,8 +46,8 @@ def origin(settings: Settings, seed: int) -> tuple[int, int]:
 def start_of(settings: Settings, seed: int) -> list[Path]:
     """The stages that lead to a seed's start, which is the last of them."""
     base_seed, split_seed = origin(settings, seed)
-    stages = branches.base_stages(settings, base_seed)
-    return [*stages, branches.start_stage(settings, stages[-1], split_seed)]
+    base = branches.base_stage(settings, base_seed)
+    return [base, branches.start_stage(settings, base, split_seed)]
 
 
 def build_stage(settings: Settings, seed: int) -> dict:

@@ -57,10 +57,8 @@ class Settings(Common):
     splits: int
     corpus: CorpusConfig
     pictures: PictureConfig
-    text_training: SftConfig
-    text_steps: int
-    picture_training: SftConfig
-    picture_steps: int
+    pretraining: SftConfig
+    pretraining_steps: int
     start: SftConfig
     start_steps: int
     sft: SftConfig
@@ -75,7 +73,7 @@ class Settings(Common):
     def check(self) -> None:
         """Raises ConfigError on values that cannot work together."""
         super().check()
-        for key in ("bases", "splits", "text_steps", "picture_steps", "start_steps", "max_new_tokens"):
+        for key in ("bases", "splits", "pretraining_steps", "start_steps", "max_new_tokens"):
             within(key, getattr(self, key), 1)
         within("branch_flops", self.branch_flops, 0, above=True)
         one_of("reward", self.reward, ("ladder", "outcome"))
@@ -92,7 +90,8 @@ class Settings(Common):
         total = shares.full + shares.make4 + shares.reading + shares.make3 + shares.facts + shares.retry
         if abs(total - 1) > 1e-6:
             raise ConfigError(f"corpus: the shares of the rows are {total:g} together; they must sum to 1.")
-        within("pictures.full", self.pictures.full, 0, 1)
+        within("pictures.full", self.pictures.full, 0, 1 - self.pictures.reading)
+        within("pictures.reading", self.pictures.reading, 0, 1)
         within("pictures.black", self.pictures.black, 0, 1)
         for ink in self.pictures.inks:
             one_of("pictures.inks", ink, [name for name in INKS if name != "red"])  # red is the shifted look

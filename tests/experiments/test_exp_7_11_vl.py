@@ -44,8 +44,8 @@ def model(tokenizer):
 @pytest.fixture(scope="module")
 def pictures(tokenizer):
     encoder = PhraseEncoder(tokenizer)
-    return lambda **changes: data.PictureCorpus(
-        encoder, EYES.tokens, data.WrittenCorpus(encoder, CorpusConfig(), 3), data.PictureConfig(**changes), 3
+    return lambda **changes: data.PretrainingCorpus(
+        encoder, EYES.tokens, data.WrittenCorpus(encoder, CorpusConfig(), 3, EYES.tokens), data.PictureConfig(**changes), 3
     )
 
 
@@ -244,7 +244,7 @@ def test_both_looks_of_a_task_differ_in_suit_and_ink_alone():
 
 def test_the_picture_corpus_shows_what_it_states_and_withholds_red_and_24(pictures, tokenizer):
     for share in (0.0, 1.0):
-        corpus = pictures(full=share)
+        corpus = pictures(reading=1 - share, full=share, reading_rows=16)
         ids, _, mask, images = corpus.batch(2, 16)
         again = corpus.batch(2, 16)
         assert ids.tolist() == again[0].tolist() and bool((images.pixels_ICHW == again[3].pixels_ICHW).all())
@@ -265,7 +265,7 @@ def test_the_picture_corpus_shows_what_it_states_and_withholds_red_and_24(pictur
 def test_the_picture_of_a_document_is_that_of_its_cards(pictures, monkeypatch):
     seen, blank = [], draw()
     monkeypatch.setattr(drawing, "draw", lambda cards, suits, inks, seed: seen.append((cards, inks)) or blank)
-    corpus = pictures(full=0.5, black=0.0, inks=("teal",))
+    corpus = pictures(reading=0.5, full=0.5, reading_rows=8, full_rows=8, black=0.0, inks=("teal",))
     for step in range(3):
         ids, _, mask, _ = corpus.batch(step, 8)
         for row, (cards, inks) in enumerate(seen):
@@ -276,13 +276,27 @@ def test_the_picture_of_a_document_is_that_of_its_cards(pictures, monkeypatch):
         seen.clear()
 
 
-def test_the_text_phase_never_has_to_guess_cards(tokenizer):
+def test_text_names_each_card_where_its_quarter_of_a_picture_would_stand(tokenizer):
     encoder = PhraseEncoder(tokenizer)
-    corpus = data.WrittenCorpus(encoder, CorpusConfig(full=1.0, make4=0, reading=0, make3=0, facts=0), 0)
+    config = CorpusConfig(full=1.0, make4=0, reading=0, make3=0, facts=0, row_tokens=80)
+    corpus = data.WrittenCorpus(encoder, config, 0, EYES.tokens)
+    assert corpus.places == [0, 0, 1, 1, 0, 0, 1, 1, 2, 2, 3, 3, 2, 2, 3, 3]
     ids, _, mask = corpus.batch(0, 4)
     for row in range(4):
-        assert tokenizer.decode(ids[row][mask[row].bool()]).startswith(prompts.NUMBER)
-        assert encoder.ids["<unk>"] not in ids[row]
+        cards = json.loads(tokenizer.decode(ids[row][mask[row].bool()], skip_special_tokens=True))["cards"]
+        context = tokenizer.decode(ids[row][~mask[row].bool()])
+        shown = context.split("Cards: [")[1].split("]")[0]
+        assert shown == "".join(f'"{cards[place]}"' for place in corpus.places)
+        assert encoder.ids["<unk>"] not in ids[row] and mask[row].sum() > 30
+
+
+def test_pretraining_takes_text_and_pictures_in_turn(pictures):
+    corpus = pictures(reading=0.3, full=0.2)
+    kinds = []
+    for step in range(60):
+        ids, _, _, images = corpus.batch(step, 5)
+        kinds.append("text" if images is None else len(ids))
+    assert set(kinds) == {"text", 48, 16} and 22 <= kinds.count("text") <= 38 and kinds.count(48) > kinds.count(16)
 
 
 # --- measures ---
