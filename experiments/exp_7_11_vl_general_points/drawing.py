@@ -25,7 +25,7 @@ INKS = {
     "grey": (95, 95, 100),
     "orange": (225, 120, 20),
 }
-COOL = ("grey", "blue", "green", "teal")  # the inks of pre-training beside black; red and its neighbours are withheld
+COOL = ("blue", "green", "teal")  # the inks of pre-training beside black; red and its neighbours are withheld
 # Suit letters as in common.cards.hands.SUITS; "black" and "red" are the looks of training and test.
 SUITS_OF = {"black": ("S", "C"), "red": ("H", "D")}
 INK_OF = {"S": "black", "C": "black", "H": "red", "D": "red"}

@@ -54,7 +54,7 @@ def looks(path: Path, columns: int = 5) -> str:
     for seed in range(columns):
         cards = tuple(stream.choices(RANKS, k=4))
         picks = [tuple(stream.choices(drawing.SUITS_OF[look], k=4)) for look in ("black", "red")] + [("S", "H", "D", "C")]
-        inks = [drawing.in_their_ink(suits) for suits in picks[:2]] + [drawing.COOL]
+        inks = [drawing.in_their_ink(suits) for suits in picks[:2]] + [("black", *drawing.COOL)]
         for row, suits, ink in zip(rows, picks, inks, strict=True):
             row.append(drawing.draw(cards, suits, ink, seed))
     image = np.vstack([np.hstack(row) for row in rows])
