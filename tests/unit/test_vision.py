@@ -8,7 +8,7 @@ import pytest
 import torch
 from transformers import SmolVLMConfig, SmolVLMForConditionalGeneration
 
-from common import vision
+from common import fused, vision
 from common.checkpoints import load_model, save_model
 from common.compute import Budget, Meter
 from common.config import load_algo
@@ -103,8 +103,11 @@ def test_what_the_sampler_reports_is_what_a_full_forward_says(rounds, temperatur
     assert any(e.ids.count(TOKEN) == 4 for e in episodes)
 
 
-def test_scoring_a_padded_batch_equals_full_forwards_and_so_do_the_gradients():
+@pytest.mark.parametrize("fuse", [True, False])
+def test_scoring_a_padded_batch_equals_full_forwards_and_so_do_the_gradients(monkeypatch, fuse):
     model = new_model().eval()
+    if not fuse:
+        monkeypatch.setattr(fused, "can_fuse", lambda model: False)
     episodes = play(model)
     batch = collate(episodes, TOKENIZER.pad_token_id)
     assert len(batch.images.pixels_ICHW) == 4 and len(episodes) == 8
@@ -122,6 +125,7 @@ def test_scoring_a_padded_batch_equals_full_forwards_and_so_do_the_gradients():
     assert any("vision_tower" in name and ours[name].abs().max() > 0 for name in ours)
     logp_BT, _ = token_logprobs(model, batch.ids_BT, batch.attention_BT, 0.8, mask_BT=batch.mask_BT, images=batch.images)
     torch.testing.assert_close(logp_BT[batch.mask_BT], full, atol=2e-5, rtol=0)
+    assert fused.can_fuse(model) is fuse  # the hooks that its encoder's forward leaves behind do not matter
 
 
 def test_l01_a_row_learns_from_its_own_image_and_only_from_what_stands_behind_it():
