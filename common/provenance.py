@@ -24,7 +24,7 @@ from common.stages import STAGE_FILE, plain
 
 PACKAGES = [
     *("torch", "transformers", "tokenizers", "peft", "trl", "accelerate", "datasets"),
-    *("hydra-core", "omegaconf", "gymnasium", "numpy", "scipy", "matplotlib"),
+    *("hydra-core", "omegaconf", "gymnasium", "mujoco", "numpy", "scipy", "matplotlib"),
 ]
 SUMMED = ("wall_s", "cpu_s", "tokens_forward", "tokens_trained", "flops")
 SIZE_LIMIT_MB = 3.0

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from common.compute import Meter
 from common.models import parameter_count
 from common.runlog import RunLog
-from common.schema import within
+from common.schema import one_of, within
 from common.seeding import rng
 from common.sft import SftConfig, make_optimizers, rate_factor
 from common.target_losses import distillation_loss
@@ -34,7 +34,10 @@ PLAY_REACH = 0.2  # metres from the middle within which play begins
 
 @dataclass(frozen=True)
 class Lesson:
-    """How long and how softly something is imitated; `batch` frames a step. `sigma` in bins; 0: hard labels."""
+    """How long and how softly something is imitated; `batch` frames a step. `sigma` in bins; 0: hard labels.
+
+    `optimizer`: muon for the matrices inside the layers and AdamW (`lr`) for the rest, or adamw for all.
+    """
 
     steps: int
     batch: int
@@ -48,6 +51,8 @@ class Lesson:
         within("batch", self.batch, 1)
         within("lr", self.lr, 0, above=True)
         within("sigma", self.sigma, 0)
+        one_of("optimizer", self.optimizer, ("adamw", "muon"))
+        within("muon_lr", self.muon_lr, 0, above=True)
 
 
 class Frames(NamedTuple):

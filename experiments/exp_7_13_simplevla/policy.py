@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
-from transformers import PretrainedConfig, PreTrainedModel, Qwen3Config, Qwen3Model
+from transformers import AutoConfig, AutoModel, PretrainedConfig, PreTrainedModel, Qwen3Config, Qwen3Model
 
 from common.seeding import generator
 from experiments.exp_7_13_simplevla.tasks import LENGTH, WORDS
@@ -91,12 +91,12 @@ class VlaPolicy(PreTrainedModel):
         self.patch = nn.Linear(3 * PATCH * PATCH, width) if config.view == "image" else None
         self.slot = nn.Parameter(torch.zeros(config.chunk, width))
         self.head = nn.Linear(width, ACTION * BINS)
-        allowed = torch.arange(BINS)[None] < torch.tensor(WIDTHS)[:, None]
-        self.register_buffer("forbidden", ~allowed, persistent=False)
         self.post_init()
 
     def _init_weights(self, module: nn.Module) -> None:
-        """Weights are drawn by `build_policy`, from its seed."""
+        """Rotary tables, which are not saved, are worked out anew; weights are drawn by `build_policy`, from its seed."""
+        if not list(module.parameters(recurse=False)):
+            super()._init_weights(module)
 
     def objects(self, inputs: Inputs) -> Tensor:
         """Scene tokens of the list, (N, O, D)."""
@@ -128,7 +128,12 @@ class VlaPolicy(PreTrainedModel):
         """Logits (N, L, A, V), -inf where a token has no such bin, and the placeholders' states (N, L, D)."""
         hidden = self.states(inputs)
         logits = self.head(hidden).unflatten(-1, (ACTION, BINS))
-        return logits.masked_fill(self.forbidden, -torch.inf), hidden
+        forbidden = torch.arange(BINS, device=logits.device) >= torch.tensor(WIDTHS, device=logits.device)[:, None]
+        return logits.masked_fill(forbidden, -torch.inf), hidden
+
+
+AutoConfig.register(VlaConfig.model_type, VlaConfig)
+AutoModel.register(VlaConfig, VlaPolicy)
 
 
 def build_policy(config: VlaConfig, seed: int) -> VlaPolicy:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import torch
+from transformers.utils import logging as hf_logging
 
 from common.runlog import RunLog
 from common.seeding import base_seed
@@ -21,6 +22,7 @@ LEARNT += ["common.sft", "common.muon", "common.target_losses", "common.losses"]
 
 def load_policy(folder: Path, device: str = "cpu") -> VlaPolicy:
     """The policy of a stage or a cell, in eval mode."""
+    hf_logging.disable_progress_bar()
     return VlaPolicy.from_pretrained(folder / "model").to(device).eval()
 
 

@@ -27,6 +27,7 @@ SEEN = [task for task in range(len(TASKS)) if task not in UNSEEN]
 SPLITS = ("train", "validation", "test")
 SPREAD = (0.03, 0.02)  # metres by which blocks and pads leave their middle places
 WIDE = (0.05, 0.04)
+CLEAR = (0.05, 0.06)  # metres: least distance of a block from any pad, and from the other block, at the start
 MILLIMETRE = 1000
 
 
@@ -72,6 +73,13 @@ def grid_split(block_xy: np.ndarray, pad_xy: np.ndarray) -> np.ndarray:
     return np.where(total < 8, 0, total - 7)
 
 
+def crowded(block_xy: np.ndarray, pad_xy: np.ndarray) -> np.ndarray:
+    """Bool (N,): a block stands on or near a pad, or the blocks touch."""
+    to_pads = np.linalg.norm(block_xy[:, :, None] - pad_xy[:, None], axis=-1).min((1, 2))
+    between = np.linalg.norm(block_xy[:, 0] - block_xy[:, 1], axis=-1)
+    return (to_pads < CLEAR[0]) | (between < CLEAR[1])
+
+
 def draw(split: str, task_N: Sequence[int] | np.ndarray, *parts: int | str, spread: tuple[float, float] = SPREAD) -> Layouts:
     """A layout of `split` for each task, by the random stream of (split, parts)."""
     stream, count = rng("layout", split, *parts), len(task_N)
@@ -83,11 +91,11 @@ def draw(split: str, task_N: Sequence[int] | np.ndarray, *parts: int | str, spre
     colour[np.arange(count), 1 - target] = (meant + stream.integers(1, len(COLOURS), size=count)) % len(COLOURS)
     block_xy, pad_xy = np.empty((count, *SLOT_XY.shape)), np.empty((count, *PAD_XY.shape))
     open_rows = np.arange(count)
-    while len(open_rows):  # places of another split are drawn again
+    while len(open_rows):  # places of another split, and crowded ones, are drawn again
         block_xy[open_rows] = SLOT_XY + scatter(stream, (len(open_rows), *SLOT_XY.shape), spread[0])
         pad_xy[open_rows] = PAD_XY + scatter(stream, (len(open_rows), *PAD_XY.shape), spread[1])
-        found = grid_split(block_xy[open_rows], pad_xy[open_rows])
-        open_rows = open_rows[found != SPLITS.index(split)]
+        places = block_xy[open_rows], pad_xy[open_rows]
+        open_rows = open_rows[(grid_split(*places) != SPLITS.index(split)) | crowded(*places)]
     return Layouts(task, colour, target, block_xy, pad_xy)
 
 

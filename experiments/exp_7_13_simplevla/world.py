@@ -18,7 +18,7 @@ from experiments.exp_7_13_simplevla.tasks import PADS, WORD, Layouts, instructio
 from experiments.exp_7_13_simplevla.tokens import decode
 
 RADIUS, FLAT, STILL = 0.035, 0.01, 0.1  # metres, metres, metres per second
-LIFTED = 0.01  # metres above its place on the table from which on a block counts as lifted
+LIFTED = 0.02  # metres above its place on the table from which on a block counts as lifted; a tipped cube rises 0.008
 OBJECTS = 1 + BLOCKS + len(PADS)
 FIRST_BLOCK = 1
 PAD_WORDS = [WORD[name] for name in PADS]
