@@ -30,7 +30,7 @@ FINGER_OPEN = 0.04
 SCENE = """
 <mujoco>
   <option timestep="{timestep}" integrator="implicitfast" cone="pyramidal"/>
-  <default><geom solref="0.008 1" condim="4" friction="1 0.02 0.001"/></default>
+  <default><geom solref="0.008 1" condim="3" friction="1 0.02 0.001"/></default>
   <worldbody>
     <geom name="table" type="plane" size="1 1 0.1" friction="0.6 0.02 0.001"/>
     <body name="hand" pos="0 0 0" gravcomp="1">
@@ -40,11 +40,11 @@ SCENE = """
       <geom type="box" size="0.05 0.015 0.01" pos="0 0 0.06" mass="0.2" contype="0" conaffinity="0"/>
       <body name="left" gravcomp="1">
         <joint name="fl" type="slide" axis="1 0 0" range="-0.045 0" limited="true" armature="0.02" damping="1"/>
-        <geom type="box" size="0.005 0.012 0.025" pos="-0.005 0 0.01" mass="0.05"/>
+        <geom type="box" size="0.005 0.012 0.025" pos="-0.005 0 0.01" mass="0.05" condim="4"/>
       </body>
       <body name="right" gravcomp="1">
         <joint name="fr" type="slide" axis="1 0 0" range="0 0.045" limited="true" armature="0.02" damping="1"/>
-        <geom type="box" size="0.005 0.012 0.025" pos="0.005 0 0.01" mass="0.05"/>
+        <geom type="box" size="0.005 0.012 0.025" pos="0.005 0 0.01" mass="0.05" condim="4"/>
       </body>
     </body>
 {blocks}
