@@ -4,48 +4,31 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
 
-from common.compute import Budget, Meter
+import common.arm
+from common.compute import Meter
 from common.episodes import Episode, collate, token_logprobs
 from common.grpo import train_grpo
 from common.models import parameter_count
 from common.policy import network
 from common.ppo import train_ppo
-from common.runlog import RunLog
 from common.sft import train_sft
 from common.tokenizers import PhraseEncoder
 from experiments.exp_7_15_retool import data, files
 from experiments.exp_7_15_retool.env import Calculations
 from experiments.exp_7_15_retool.evaluate import Evaluator
 from experiments.exp_7_15_retool.interpreter import Interpreter
-from experiments.exp_7_15_retool.settings import Branch, Settings
 
 
 @dataclass
-class Arm:
-    """A cell at work: what is trained, by which interpreter, and where its files and numbers go."""
+class Arm(common.arm.Arm):
+    """With the interpreter that runs its programs."""
 
-    name: str
-    settings: Settings
-    model: Any
-    tokenizer: Any
-    seed: int
-    folder: Path
-    log: RunLog
     interpreter: Interpreter | None
     evaluator: Evaluator
-
-    @property
-    def branch(self) -> Branch:
-        return self.settings.branches[self.name]
-
-    @property
-    def config(self) -> Any:
-        return self.settings.arm_config(self.name)
 
     def make_env(self) -> Calculations:
         """The environment that the arm trains in."""
@@ -61,18 +44,7 @@ class Arm:
 
     def where(self) -> dict[str, Any]:
         """Budget, files and the points of the learning curve."""
-        budget, points = self.settings.branch_flops, self.settings.evaluation.points
-
-        def evaluate(step: int, flops: int) -> None:
-            self.evaluator.curve(self.model, 100 * min(points, int(points * flops / budget)) // points)
-
-        return {
-            "budget": Budget(flops=budget),
-            "log": self.log,
-            "folder": self.folder,
-            "evaluate": evaluate,
-            "evaluate_every_flops": budget / points,
-        }
+        return self.curve(self.settings.branch_flops, self.evaluator.curve, self.settings.evaluation.points)
 
 
 def train(arm: Arm) -> Meter:

@@ -36,8 +36,8 @@ CODE = [
     *(
         f"common.{name}"
         for name in (
-            "advantages", "algo", "compute", "decoding", "episodes", "evaluation", "fused", "grpo", "lora", "loop", "losses",
-            "policy", "ppo", "rollout", "seeding", "sft", "sandbox.data", "sandbox.pool", "sandbox.program",
+            "advantages", "algo", "arm", "compute", "decoding", "episodes", "evaluation", "fused", "grpo", "lora", "loop",
+            "losses", "policy", "ppo", "rollout", "seeding", "sft", "sandbox.data", "sandbox.pool", "sandbox.program",
         )
     ),
 ]  # fmt: skip
